@@ -15,11 +15,10 @@ from pathlib import Path
 from statistics import median
 
 from bench import results
-from bench.brokers import Levada
+from bench.brokers import Levada, alone
 from bench.generator.outcome import ROOT
 from bench.report import number, table
 from bench.rows import Row
-from bench.run import alone
 
 CONFIDENCE = 0.95
 ROUNDS_PER_START = 4

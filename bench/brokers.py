@@ -15,6 +15,8 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.downloads import executable
@@ -233,3 +235,16 @@ class Kafka(Broker):
     @property
     def _settings(self) -> Path:
         return self.directory / "server.properties"
+
+
+@contextmanager
+def alone(brokers: Sequence[Broker], broker: Broker) -> Iterator[None]:
+    """Stops the other brokers: an idle JVM would show in the p99 of the measured one."""
+    others = [other for other in brokers if other is not broker]
+    try:
+        for other in others:
+            other.pause()
+        yield
+    finally:
+        for other in others:
+            other.resume()

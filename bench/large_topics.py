@@ -16,15 +16,17 @@ from typing import Any, Self
 
 from bench.brokers import Broker, Levada
 from bench.generator import wire
-from bench.generator.wire import I16, I32, string
+from bench.generator.wire import I16, I32, I64, string
 
 ROUNDS = 3
 PARTITIONS, TOPICS = 10_000, 1_000
 INTERVAL_S = 0.002
 TIMEOUT_S = 120.0
+LATEST = -1
 TITLES = {
     "create_partitions": "CreateTopics of one topic with 10,000 partitions",
     "metadata": "Metadata of it",
+    "list_offsets": "ListOffsets of it",
     "delete_partitions": "DeleteTopics of it",
     "create_topics": "CreateTopics of 1,000 topics",
     "delete_topics": "DeleteTopics of them",
@@ -103,6 +105,13 @@ def _describe(port: int) -> None:
         wire.call(sock, wire.metadata("large"))
 
 
+def _list_offsets(port: int, partitions: int) -> None:
+    latest = b"".join(I32.pack(index) + I64.pack(LATEST) for index in range(partitions))
+    body = I32.pack(-1) + I32.pack(1) + string("large") + I32.pack(partitions) + latest
+    with wire.connect(port, TIMEOUT_S) as sock:
+        wire.call(sock, wire.request(wire.LIST_OFFSETS, 1, body, flexible=False))
+
+
 def measure_round(broker: Broker, partitions: int = PARTITIONS, topics: int = TOPICS) -> dict[str, tuple[float, float]]:
     """By the keys of TITLES: the longest response of others in milliseconds, and the seconds of the work."""
     found: dict[str, tuple[float, float]] = {}
@@ -125,6 +134,7 @@ def measure_round(broker: Broker, partitions: int = PARTITIONS, topics: int = TO
     during("delete_topics", lambda: delete_topics(broker.port, names))
     during("create_partitions", create)
     during("metadata", lambda: _describe(broker.port))
+    during("list_offsets", lambda: _list_offsets(broker.port, partitions))
     if isinstance(broker, Levada):  # Kafka serves after the recovery
         broker.kill()
         broker.start()

@@ -24,7 +24,6 @@ from bench.brokers import Broker, Levada
 from bench.generator import loads
 from bench.report import number, overhead_table, table
 from bench.rows import Row, bulk, small
-from bench.run import revision
 
 RECORD = results.DIRECTORY / "quick.json"
 ROUNDS, ROUNDS_AGAIN = 5, 5
@@ -161,7 +160,7 @@ def to_record(every: Sequence[Measured], memory: machine.Memory) -> dict[str, An
     """What the next run compares with."""
     return {
         "when": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "revision": revision(),
+        "revision": results.revision(),
         "machine": machine.describe(),
         "rss_anon_mb": memory.anonymous,
         "rows": {each.row.key: {"us": each.cost, "units": each.units} for each in every},

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -104,3 +105,9 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list):
         return [_rounded(each) for each in value]
     return value
+
+
+def revision() -> str:
+    """The commit that was measured."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip() or "unknown"

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -23,11 +23,10 @@ from tests.support.downloads import Unavailable
 from tests.support.kafka_jars import KAFKA_VERSION
 
 from bench import large_topics, machine, overhead, report, results, start_times
-from bench.brokers import Broker, Kafka, Levada
+from bench.brokers import Broker, Kafka, Levada, alone
 from bench.generator import loads, relay
 from bench.generator.consumer_starts import first_consumer
 from bench.generator.latency import Latency
-from bench.generator.outcome import ROOT
 from bench.generator.wire import BrokerError
 from bench.rows import ROWS, Row
 
@@ -108,19 +107,6 @@ class Side(Protocol):
 AnySide = TypeVar("AnySide", bound=Side)
 
 
-@contextmanager
-def alone(brokers: Sequence[Broker], broker: Broker) -> Iterator[None]:
-    """Stops the other brokers: an idle JVM would show in the p99 of the measured one."""
-    others = [other for other in brokers if other is not broker]
-    try:
-        for other in others:
-            other.pause()
-        yield
-    finally:
-        for other in others:
-            other.resume()
-
-
 def measure_row(
     row: Row,
     sides: Sequence[AnySide],
@@ -183,12 +169,6 @@ def chosen_brokers(only: str | None, root: Path) -> list[Broker]:
     return brokers
 
 
-def revision() -> str:
-    """The commit that was measured."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip() or "unknown"
-
-
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options; `FULL=1` is the one that `make` passes."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
@@ -231,7 +211,7 @@ def main(arguments: Sequence[str]) -> int:
         "minutes": (time.perf_counter() - BEGAN) / 60,
         "machine": machine.describe(),
         "kafka": KAFKA_VERSION,
-        "revision": revision(),
+        "revision": results.revision(),
         **measured,
     }
     previous = results.load_results(results.LATEST)

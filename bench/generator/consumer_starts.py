@@ -18,7 +18,6 @@ from bench.generator.coordinator_requests import Reader
 from bench.generator.groups import REBALANCE_MS, SESSION_MS
 from bench.generator.outcome import Meter, Outcome, run_module
 
-LIST_OFFSETS = 2
 EARLIEST = -2
 TIMEOUT_S = 30.0
 
@@ -76,7 +75,7 @@ def _check(api: str, error: int) -> None:
 
 def _list_offsets(topic: str) -> bytes:
     body = wire.I32.pack(-1) + wire.I32.pack(1) + wire.string(topic) + wire.I32.pack(1)
-    return wire.request(LIST_OFFSETS, 1, body + wire.I32.pack(0) + wire.I64.pack(EARLIEST), flexible=False)
+    return wire.request(wire.LIST_OFFSETS, 1, body + wire.I32.pack(0) + wire.I64.pack(EARLIEST), flexible=False)
 
 
 def _first_offset(response: bytes) -> int:

@@ -162,5 +162,9 @@ class KafkaError(Exception):
         return f"{self.code.name}: {self.detail}" if self.detail else self.code.name
 
     def without_traceback(self) -> Self:
-        """Return the error without its traceback, which would be a reference cycle in a frame that stores the error."""
+        """Return the error without its traceback and context, for one that is stored.
+
+        Their frames refer to all that was in work, and to the frame that stores the error: a reference cycle.
+        """
+        self.__context__ = self.__cause__ = None
         return self.with_traceback(None)

@@ -78,7 +78,7 @@ FLOODS = (
 
 @pytest.mark.parametrize("api", FLOODS)
 def test_a_request_may_name_much(api: str, broker: Broker) -> None:
-    """Ten thousand, which is more than any broker has of anything."""
+    """More than ten thousand: a consumer of a topic with as many partitions can name all of them."""
     version, body = flood(api, MUCH)
     with Connection(broker.bootstrap) as one:
         one.socket.settimeout(TIMEOUT_S)
@@ -152,7 +152,7 @@ def test_members_that_say_much_share_a_bounded_memory(tmp_path: Path) -> None:
 
 
 def test_a_flood_of_bad_requests_does_not_flood_the_log(tmp_path: Path) -> None:
-    """What clients cause is told some times, then only counted."""
+    """What clients cause is logged some times, then only counted."""
     with Broker(tmp_path) as broker:
         broker.prepare()
         for _ in range(20 * EVENTS_PER_WINDOW_MAX):

@@ -158,7 +158,7 @@ def test_parts_of_many_generations_behind_an_answer_that_waits(broker: Broker) -
 
 
 def test_what_members_sent_in_many_generations_behind_an_answer_that_waits(broker: Broker) -> None:
-    """A leader that joins on such a connection is told all: it is heard no more when that is much."""
+    """A leader that joins on such a connection gets all members; it is read from no more while that is much."""
     with ExitStack() as stack:
         group = Chatter(broker, "said", stack, metadata_bytes=10, others=2)
         talker, last = group.others

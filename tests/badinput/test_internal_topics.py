@@ -42,7 +42,7 @@ def test_groups_begin_anew(tmp_path: Path) -> None:
 
 
 def test_transactions_begin_anew(tmp_path: Path) -> None:
-    """What was open is nobody's: the producer is told, its id is free, and an operator ends what hangs."""
+    """What was open has no owner: the producer gets an error, its id is free, and an operator ends what hangs."""
     with Broker(tmp_path) as broker:
         broker.prepare()
         settings = {"bootstrap.servers": broker.bootstrap, "transactional.id": "t", "log_level": 0}

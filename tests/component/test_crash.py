@@ -177,7 +177,7 @@ def test_a_broker_that_must_stop_does_so_whatever_clients_do(tmp_path: Path) -> 
 
 
 def test_a_broker_whose_starter_is_gone_stops_in_order(tmp_path: Path) -> None:
-    """`levada start | head -3`: there is nobody to tell that it stops."""
+    """`levada start | head -3`: no reader is left when it stops."""
     with BrokerProcess(tmp_path) as server:
         server.close_stdout()
         create(server.bootstrap, "orders", 1)

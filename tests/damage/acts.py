@@ -24,6 +24,28 @@ def truncate_at_a_batch(path: Path, random: Random) -> str:
     return f"truncated to {size} bytes, the end of a batch"
 
 
+def cut_out_a_batch(path: Path, random: Random) -> str:
+    data = path.read_bytes()
+    batches = list(iterate_headers(memoryview(data)))
+    if not batches:
+        return flip_a_bit(path, random)
+    position, header = random.choice(batches)
+    path.write_bytes(data[:position] + data[position + header.size :])
+    return f"the batch with offset {header.base_offset} cut out"
+
+
+def flip_a_bit_of_an_offset(path: Path, random: Random) -> str:
+    """No CRC covers the base offset of a batch."""
+    data = bytearray(path.read_bytes())
+    positions = [position for position, _ in iterate_headers(memoryview(bytes(data)))]
+    if not positions:
+        return flip_a_bit(path, random)
+    position, bit = random.choice(positions), random.randrange(64)
+    data[position + 7 - bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+    return f"bit {bit} of the offset at byte {position} flipped"
+
+
 def flip_a_bit(path: Path, random: Random) -> str:
     data = bytearray(path.read_bytes())
     bit = random.randrange(8 * len(data) or 1)
@@ -119,6 +141,8 @@ ACTS: list[Act] = [
     copy_to_another_name,
 ]
 
+LOG_ACTS: list[Act] = [truncate_at_a_batch, truncate_at_a_batch, cut_out_a_batch, flip_a_bit_of_an_offset]
+
 
 def delete_folder(path: Path, random: Random) -> str:
     shutil.rmtree(path)
@@ -138,5 +162,5 @@ def damage(data: Path, random: Random) -> tuple[Path, str]:
         return folder, delete_folder(folder, random)
     kind = random.choice(sorted({kind_of(path) for path in files} | {".log"}))
     path = random.choice([path for path in files if kind_of(path) == kind])
-    act = random.choice([*ACTS, truncate_at_a_batch, truncate_at_a_batch] if kind == ".log" else ACTS)
+    act = random.choice([*ACTS, *LOG_ACTS] if kind == ".log" else ACTS)
     return path, act(path, random)

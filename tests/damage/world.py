@@ -270,7 +270,7 @@ class Start:
         for segment, after in zip(log.segments, [*following, None], strict=True):
             arguments = (segment.path, segment.base_offset, segment.size)
             try:
-                scrub_segment(segment.disk, *arguments, after, lambda size: None)
+                scrub_segment(segment.disk, *arguments, after, lambda size: None, contiguous=True)
             except CorruptBatchError:
                 return True
         return False

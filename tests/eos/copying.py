@@ -13,7 +13,7 @@ from tests.eos.chaos import Chaos, Event
 from tests.eos.processes import GROUP, SOURCE, TARGET
 from tests.support.broker import BrokerProcess
 from tests.support.history import Operation, Outcome, Partition, Poll, Positioned, Send, anomalies
-from tests.support.reading import Stored, as_history, read_committed, seen, text, wait_until_decided
+from tests.support.reading import Stored, as_history, read_committed, seen, text, wait_until_ended
 
 SEGMENT_BYTES = 32 << 10
 BATCH_BYTES = SEGMENT_BYTES // 2  # what waits for a broker goes out in batches, and one must fit a segment
@@ -82,7 +82,7 @@ class Feed(threading.Thread):
 
 
 class Watcher(threading.Thread):
-    """Reads the copies by assign while they are made: nobody may ever see what is not committed."""
+    """Reads the copies by assign while they are made: uncommitted records are never read."""
 
     def __init__(self, bootstrap: str, partitions: int) -> None:
         super().__init__(name="watcher")
@@ -146,7 +146,7 @@ def copy(chaos: Chaos, events: list[Event], bootstrap: str, partitions: int, fee
 
 def check(bootstrap: str, count: int, history: Sequence[Operation | Positioned]) -> None:
     """The copies are the messages: none missing, none twice, in order; and nobody saw what is not so."""
-    wait_until_decided(bootstrap, TARGET)
+    wait_until_ended(bootstrap, TARGET)
     source, target = read_committed(bootstrap, SOURCE), read_committed(bootstrap, TARGET)
     found = anomalies([*history, *as_history(source), *as_history(target)])
     assert not found, "\n".join(map(str, found[:20]))

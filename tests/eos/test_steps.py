@@ -82,7 +82,7 @@ def test_a_copier_wakes_up_in_time_to_commit(tmp_path: Path, step: str) -> None:
     """Its offsets were taken when they were good, and hold up the other until it is known what becomes of them."""
     with Pair(tmp_path, step, "SIGSTOP") as pair:
         until(lambda: pair.second.has_reached("positioned"))
-        time.sleep(1)  # the other asks, and is told to wait; one that does not wait has copied by now
+        time.sleep(1)  # the other gets an error that it retries; one that does not wait has copied by now
         pair.first.resume()
         until(lambda: pair.first.has_reached("done"))
         pair.check()

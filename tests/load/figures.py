@@ -11,7 +11,6 @@ from bench import machine, results
 from bench.brokers import Broker
 from bench.generator.outcome import Outcome
 from bench.report import DOCS, number, put_between_markers, table
-from bench.run import revision
 
 RECORD = results.DIRECTORY / "load.json"
 MARK = "load"
@@ -72,7 +71,7 @@ def record() -> None:
     found: dict[str, Any] = {
         "when": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": machine.describe(),
-        "revision": revision(),
+        "revision": results.revision(),
         "figures": [one._asdict() for one in ALL],
     }
     results.save_results(RECORD, found)

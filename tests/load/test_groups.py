@@ -33,7 +33,7 @@ async def timed(work: Iterable[Coroutine[Any, Any, None]]) -> float:
 
 
 def test_500_groups_of_4_members(broker: Broker, report: Callable[[str], Report]) -> None:
-    """All form, live, lose a member each and take it back; nobody is told anything but what happened."""
+    """All form, live, lose a member each and take it back; responses say only what happened."""
     prepare(broker)
     results = report(f"{GROUPS} groups of {GROUP_SIZE} members")
 
@@ -85,7 +85,7 @@ def test_a_group_of_200_members_rebalances(broker: Broker, report: Callable[[str
 
 
 def test_2000_commits_a_second(broker: Broker, report: Callable[[str], Report]) -> None:
-    """What was acknowledged last is what a later consumer is told."""
+    """A later consumer gets what was acknowledged last."""
     prepare(broker)
     load = GroupLoad(
         port=broker.port,

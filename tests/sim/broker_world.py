@@ -142,7 +142,7 @@ class SimBroker:
 
 
 class BrokerWorld:
-    """One broker on one disk. Whoever inherits says what happens to it."""
+    """One broker on one disk. Subclasses say what happens to it."""
 
     segment_bytes = (700, 2_000, 1 << 20)
 

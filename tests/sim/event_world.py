@@ -40,7 +40,7 @@ class EventWorld(BrokerWorld):
         heappush(self.events, (self.clock.ms + delay_ms, next(self.numbers), action))
 
     def step(self) -> None:
-        """The next event, whoever's it is."""
+        """The next event of any source."""
         timers, events = self.broker.timers, self.events
         rings = bool(timers) and (not events or timers[0].at_ms <= events[0][0])
         at_ms = timers[0].at_ms if rings else events[0][0]

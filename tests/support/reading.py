@@ -26,7 +26,7 @@ def read_committed(bootstrap: str, topic: str) -> dict[Partition, list[Stored]]:
     return read(bootstrap, topic, "read_committed")
 
 
-def wait_until_decided(bootstrap: str, topic: str) -> None:
+def wait_until_ended(bootstrap: str, topic: str) -> None:
     """Until no transaction is open in the topic: then all that will ever be seen of it can be seen."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     parts = [TopicPartition(topic, index) for index in admin.list_topics(topic, TIMEOUT_S).topics[topic].partitions]

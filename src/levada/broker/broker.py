@@ -87,7 +87,7 @@ class Broker:
         self.sessions = FetchSessions(config.max_incremental_fetch_session_cache_slots, _new_session_id)
         self._loop = asyncio.get_running_loop()
         self.call_later = self._loop.call_later
-        self.large_requests = asyncio.Lock()  # held for one slice: a loop iteration has one of them
+        self.large_requests = asyncio.Lock()  # of the request that takes slices: one of them in a loop iteration
         self._open = False  # partitions are opened once the log dirs have this cluster's id
         self.producer_ids = ProducerIds(self.controller.submit)
         self._readers = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read-ahead")
@@ -199,7 +199,7 @@ class Broker:
         self._loop.run_in_executor(self._readers, read).add_done_callback(lambda _: done())
 
     def run_in_thread(self, work: Callable[[], T], done: Callable[[Callable[[], T]], None]) -> None:
-        """Compress or decompress in a thread; then call `done` on the event loop with what gives the result."""
+        """Check or recompress batches in a thread; then call `done` on the event loop with what gives the result."""
 
         def finished(result: asyncio.Future[T]) -> None:
             if not result.cancelled():

@@ -7,7 +7,7 @@ continue. An error of one file takes only its partition offline.
 import asyncio
 import errno
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -99,8 +99,8 @@ class LogDirs:
                 self._unopened.append(path)
                 continue
             self._dirs.append(log_dir)
-            self._locator.add(log_dir)
             self._commits[path] = GroupCommit(path, self.failed)
+        self._locator.find()
 
     @property
     def first(self) -> str:
@@ -245,11 +245,19 @@ class LogDirs:
         """Return the log dir of a partition."""
         return self._partitions[partition]
 
+    def logs_to_recover(self) -> dict[TopicPartition, LogDir]:
+        """The logs on disk that are not open yet: the start recovers them."""
+        found = {name: candidates[0][0] for name, candidates in self._locator.found.copy().items()}
+        return found | self._opening
+
+    def remaining_logs(self) -> dict[str, int]:
+        """How many logs of each log dir are not open yet, by path."""
+        return dict.fromkeys(self.paths, 0) | Counter(log_dir.path for log_dir in self.logs_to_recover().values())
+
     def _logs_not_open(self) -> Mapping[TopicPartition, LogDir]:
         """The logs on disk that are not open yet, or could not be opened."""
-        found = {name: candidates[0][0] for name, candidates in self._locator.found.copy().items()}
         offline = {name: owner for name, (_, _, owner) in self.offline_logs.copy().items() if owner is not None}
-        return found | self._opening | offline
+        return self.logs_to_recover() | offline
 
     # Deleting.
 
@@ -323,9 +331,16 @@ class LogDirs:
         self._in_thread(work)
         self.request_flush(partition)  # which stores the checksums of the new transaction indexes
 
-    def write_cleaner_offsets(self, log_dir: LogDir, offsets: dict[Partition, int]) -> None:
-        """Checkpoint the cleaner offsets of a log dir in a thread."""
-        self._in_thread(lambda: self.checkpoints.write_cleaner_offsets(log_dir, offsets))
+    async def write_cleaner_offsets(self, log_dir: LogDir, offsets: dict[Partition, int]) -> None:
+        """Checkpoint the cleaner offsets of a log dir in a thread. Raises OSError."""
+        not_open = self._logs_not_open()  # of the same moment: a log that is opened meanwhile is not in `offsets`
+        work = partial(self.checkpoints.write_cleaner_offsets, log_dir, offsets, not_open)
+        await self._loop.run_in_executor(self._files_thread, work)
+
+    def may_be_compacted(self, partition: Partition) -> bool:
+        """Whether offsets may be missing in the closed segments of a partition, because it was compacted."""
+        name, log_dir = TopicPartition(partition.topic, partition.index), self._partitions.get(partition)
+        return log_dir is None or "compact" in partition.log.config.cleanup_policy or log_dir.may_be_compacted(name)
 
     def request_flush(self, partition: Partition) -> None:
         """Request a flush of a partition's log from the group commit of its log dir."""
@@ -388,6 +403,10 @@ class LogDirs:
     def offline(self) -> list[str]:
         """The log dirs that are offline until the next start."""
         return self._unopened + [log_dir.path for log_dir in self._dirs if log_dir.offline]
+
+    def damaged_checkpoints(self) -> dict[str, list[str]]:
+        """The checkpoints of each log dir that were missing or corrupt at the start, by its path."""
+        return {log_dir.path: log_dir.damaged_checkpoints for log_dir in self._dirs}
 
     def offline_partitions(self) -> set[TopicPartition]:
         """The partitions that are not served until the next start."""

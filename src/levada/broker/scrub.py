@@ -6,6 +6,7 @@ files that no client reads, while a backup or another copy of the records may st
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Event
 from typing import Final, NamedTuple
 
@@ -83,9 +84,10 @@ class Scrub:
             return
         truncations = partition.log.truncations
         disk, loop = self._broker.log_dirs.disk, asyncio.get_running_loop()
+        contiguous = following is None or not self._broker.log_dirs.may_be_compacted(partition)
         arguments = (segment.path, segment.base_offset, segment.size, following, self._throttle)
         try:
-            await loop.run_in_executor(thread, scrub_segment, disk, *arguments)
+            await loop.run_in_executor(thread, partial(scrub_segment, disk, *arguments, contiguous=contiguous))
         except StoppedError:
             return
         except FileNotFoundError:

@@ -82,6 +82,8 @@ def describe(output: Output, properties: ClientProperties) -> None:
 def health(output: Output, properties: ClientProperties) -> None:
     """List what is wrong: offline and under-replicated partitions, offline log dirs, brokers that do not respond.
 
+    A recovering partition has no leader although its replicas are online: its log is not open yet.
+
     The exit code is 0 if nothing is wrong, and 1 otherwise.
 
     \b
@@ -131,7 +133,8 @@ def _partition_problems(metadata: "ClusterMetadata") -> list[dict[str, Any]]:
             missing = ", ".join(str(node) for node in part.replicas if node not in part.isr)
             if part.leader < 0:
                 replicas = ", ".join(map(str, part.replicas))
-                found.append({"problem": "offline partition", "where": where, "detail": f"no leader of {replicas}"})
+                problem = "offline partition" if part.offline_replicas else "recovering partition"
+                found.append({"problem": problem, "where": where, "detail": f"no leader of {replicas}"})
             elif missing:
                 detail = f"not in sync: {missing}"
                 found.append({"problem": "under-replicated partition", "where": where, "detail": detail})

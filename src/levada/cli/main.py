@@ -15,7 +15,7 @@ from levada.cli.errors import (
     from_exception,
 )
 from levada.cli.output import discard_output
-from levada.cli.records.kcat import ROOT, Hints
+from levada.cli.records.kcat import answer
 
 # Each command: its module, and a description.
 COMMANDS = {
@@ -39,10 +39,8 @@ COMMANDS = {
 }
 
 
-class Commands(Hints, click.Group):
+class Commands(click.Group):
     """The commands; a command is imported when it is used."""
-
-    hints = ROOT
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -106,6 +104,10 @@ def run(arguments: list[str] | None = None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
+    except click.NoSuchOption as error:
+        failure = answer(error, sys.argv[1:] if arguments is None else arguments) or from_click(error)
+        failure.show()
+        return failure.exit_code
     except click.ClickException as error:
         failure = from_click(error)
         failure.show()

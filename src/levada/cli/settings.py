@@ -1,4 +1,8 @@
-"""Settings on the command line: key=value pairs, and those of the client by Kafka's names (-X, or a file)."""
+"""Settings on the command line: key=value pairs, and those of the client by Kafka's names (-X, or a file).
+
+A properties file of another client works: a setting without use in the command causes a warning. A misspelt name is
+an error, and so are settings of TLS and SASL, without which a connection would be less secure than its user wants.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -7,13 +11,15 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from levada.cli.client_names import ALIASES, UNUSED, UNUSED_PREFIXES
 from levada.cli.completion import matching
 from levada.cli.errors import EXIT_USAGE, CommandError, did_you_mean
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 DEFAULT_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_MS_MAX = 10_000
-SECURITY_PREFIXES = ("ssl.", "sasl.", "security.")
+SECURITY_PREFIXES = ("ssl.", "sasl.", "security.", "enable.ssl.", "enable.sasl.", "https.")
+INT32_MAX, INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
 
 Role = Literal["client", "producer", "consumer"]
 
@@ -28,17 +34,19 @@ class Property(NamedTuple):
 
 def _choice(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
-        if text not in choices:
+        if text.lower() not in choices:
             raise ValueError(f"write {', '.join(choices[:-1])} or {choices[-1]}")
-        return text
+        return text.lower()
 
     return parse
 
 
-def _number(minimum: int) -> Callable[[str], int]:
+def _number(minimum: int, maximum: int = INT32_MAX) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not text.isdecimal() or int(text) < minimum:
             raise ValueError(f"write a whole number, {minimum} or more")
+        if int(text) > maximum:
+            raise ValueError(f"the maximum is {maximum}")
         return int(text)
 
     return parse
@@ -50,6 +58,18 @@ def parse_acks(text: str) -> Literal[0, 1, "all"]:
     return "all" if found in ("all", "-1") else (0 if found == "0" else 1)
 
 
+def _milliseconds(text: str) -> float:
+    """Milliseconds, with librdkafka's fractions."""
+    whole, _, fraction = text.partition(".")
+    return _number(0, INT64_MAX)(whole) + float(f"0.{_number(0)(fraction or '0')}")
+
+
+def _reset(text: str) -> str:
+    """The start without a committed offset, in the words of Java and of librdkafka."""
+    names = {"smallest": "earliest", "beginning": "earliest", "largest": "latest", "end": "latest"}
+    return _choice("earliest", "latest")(names.get(text.lower(), text))
+
+
 def _boolean(text: str) -> bool:
     return _choice("true", "false")(text) == "true"
 
@@ -59,19 +79,22 @@ PROPERTIES: Mapping[str, Property] = {
     "client.id": Property("client", "client_id", str),
     "request.timeout.ms": Property("client", "request_timeout_ms", _number(1)),
     "socket.connection.setup.timeout.ms": Property("client", "connect_timeout_ms", _number(1)),
-    "retry.backoff.ms": Property("client", "retry_backoff_ms", _number(0)),
-    "metadata.max.age.ms": Property("client", "metadata_max_age_ms", _number(0)),
+    "retry.backoff.ms": Property("client", "retry_backoff_ms", _number(0, INT64_MAX)),
+    "metadata.max.age.ms": Property("client", "metadata_max_age_ms", _number(0, INT64_MAX)),
     "acks": Property("producer", "acks", parse_acks),
-    "batch.size": Property("producer", "batch_bytes", _number(1)),
-    "buffer.memory": Property("producer", "buffer_bytes", _number(1)),
+    "batch.size": Property("producer", "batch_bytes", _number(0)),
+    "buffer.memory": Property("producer", "buffer_bytes", _number(1, INT64_MAX)),
     "compression.type": Property("producer", "compression", _choice("none", "gzip", "snappy", "lz4", "zstd")),
     "delivery.timeout.ms": Property("producer", "delivery_timeout_ms", _number(1)),
     "enable.idempotence": Property("producer", "idempotent", _boolean),
-    "linger.ms": Property("producer", "linger_ms", _number(0)),
+    "linger.ms": Property("producer", "linger_ms", _milliseconds),
     "max.in.flight.requests.per.connection": Property("producer", "in_flight_max", _number(1)),
     "auto.commit.interval.ms": Property("consumer", "commit_interval_ms", _number(0)),
-    "auto.offset.reset": Property("consumer", "start", _choice("earliest", "latest")),
+    "auto.offset.reset": Property("consumer", "start", _reset),
+    "enable.auto.commit": Property("consumer", "auto_commit", _boolean),
+    "fetch.max.bytes": Property("consumer", "fetch_bytes_max", _number(0)),
     "fetch.max.wait.ms": Property("consumer", "fetch_wait_ms", _number(0)),
+    "fetch.min.bytes": Property("consumer", "fetch_bytes_min", _number(0)),
     "group.id": Property("consumer", "group", str),
     "group.instance.id": Property("consumer", "instance_id", str),
     "isolation.level": Property("consumer", "isolation", _choice("read_uncommitted", "read_committed")),
@@ -119,6 +142,9 @@ def client_properties(ctx: click.Context) -> ClientProperties:
 
         given |= _checked(parse(read_properties(file)), file)
     given |= _checked(parse_settings(ctx.params.get("client_settings") or (), "-X"), "-X")
+    if not ctx.resilient_parsing:  # completion prints no warnings
+        _warn_of_unused(given, ctx.command.name)
+    given = {name: text for name, text in given.items() if name in PROPERTIES}
     bootstrap = ctx.params.get("bootstrap") or DEFAULT_BOOTSTRAP
     if "bootstrap.servers" in given and ctx.get_parameter_source("bootstrap") is not ParameterSource.COMMANDLINE:
         bootstrap = given["bootstrap.servers"]
@@ -129,20 +155,35 @@ def client_properties(ctx: click.Context) -> ClientProperties:
 
 
 def _checked(given: Mapping[str, str], source: str) -> dict[str, str]:
-    """The given settings; CommandError for an unknown name or an invalid value."""
-    found = {name: text for name, text in given.items() if (name, text.upper()) != ("security.protocol", "PLAINTEXT")}
-    for name, text in found.items():
+    """The given settings, by Java's names; CommandError for an unknown name or an invalid value."""
+    found: dict[str, str] = {}
+    for name, text in ((name, text.strip()) for name, text in given.items()):
+        if (name, text.upper()) == ("security.protocol", "PLAINTEXT"):
+            continue
         if name.startswith(SECURITY_PREFIXES):
             hint = "try: without it, on a PLAINTEXT listener"
             raise CommandError(f"{source}: {name}: the client does not support TLS and SASL yet", EXIT_USAGE, hint)
-        if name not in PROPERTIES:
+        known = PROPERTIES.get(ALIASES.get(name, name))
+        if known is None and name not in UNUSED and not name.startswith(UNUSED_PREFIXES):
+            similar = did_you_mean(name, [*PROPERTIES, *ALIASES, *UNUSED])
             hint = f"try: one of {', '.join(PROPERTIES)}"
-            raise CommandError(f"{source}: no client setting {name}{did_you_mean(name, PROPERTIES)}", EXIT_USAGE, hint)
+            raise CommandError(f"{source}: no client setting {name}{similar}", EXIT_USAGE, hint)
+        found[ALIASES.get(name, name)] = text
         try:
-            PROPERTIES[name].parse(text)
+            if known is not None:
+                known.parse(text)
         except ValueError as error:
             raise CommandError(f"{source}: {name}={text}: {error}", EXIT_USAGE) from None
     return found
+
+
+def _warn_of_unused(given: Iterable[str], command: str | None) -> None:
+    """Name the settings that the command does not use, in one line."""
+    roles = {"client", {"produce": "producer", "consume": "consumer"}.get(command or "")}
+    unused = [name for name in given if name not in PROPERTIES or PROPERTIES[name].role not in roles]
+    if unused:
+        verb = "has" if len(unused) == 1 else "have"
+        click.echo(f"warning: {', '.join(unused)} {verb} no effect here", err=True)
 
 
 def parse_settings(pairs: Iterable[str], hint: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from levada.client.connection import Connection
 from levada.client.errors import FAILURES, raise_for_code
 from levada.client.retry import COORDINATOR_RETRIABLE, STALE_COORDINATOR, RetryPolicy, is_retriable, retry
+from levada.errors import ErrorCode, KafkaError
 from levada.wire.schema.lazy_imports import lazy_imports
 
 with lazy_imports():
@@ -78,6 +79,9 @@ class Coordinator:
             )
             response = await self._client.request("find_coordinator", request)
             (found,) = response.coordinators
-            raise_for_code(found.error_code, found.error_message or f"coordinator of {self._key}")
+            detail = found.error_message or ""
+            if ErrorCode.INVALID_REPLICATION_FACTOR.name in detail:  # no attempt succeeds before a setting is changed
+                raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, detail)
+            raise_for_code(found.error_code, detail or f"coordinator of {self._key}")
             self._node = int(found.node_id)
         return self._node

@@ -59,12 +59,13 @@ class FetchPosition(NamedTuple):
 
 
 class FetchLimits(NamedTuple):
-    """The settings of a Fetch, by Kafka's names; `fetch.min.bytes` is always 1."""
+    """The settings of a Fetch, by Kafka's names."""
 
     max_wait_ms: int
     max_bytes: int  # of the response; a single larger batch is returned whole
     max_partition_bytes: int
     isolation_level: int  # 1: read_committed
+    min_bytes: int = 1
 
 
 class FetchedPartition(NamedTuple):
@@ -145,7 +146,7 @@ def write_fetch(version: int, wanted: Sequence[FetchPosition], topics: Topics, l
     body = bytearray()
     if version < 15:
         body += _INT.pack(-1)  # not a replica
-    body += _FETCH.pack(limits.max_wait_ms, 1, limits.max_bytes, limits.isolation_level, 0, -1)
+    body += _FETCH.pack(limits.max_wait_ms, limits.min_bytes, limits.max_bytes, limits.isolation_level, 0, -1)
     positions = {position.partition: position for position in wanted}
     grouped = by_topic(positions)
     body += encode_array_length(len(grouped), True)

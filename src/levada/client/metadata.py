@@ -11,12 +11,12 @@ from uuid import UUID
 
 from levada.client.errors import error_code
 from levada.client.reader import MessageReader
+from levada.core.cluster.topic_names import OWN_PREFIX
 from levada.errors import ErrorCode, KafkaError
 from levada.wire.primitives import encode_array_length, encode_nullable_string
 
 NO_TOPIC_ID = bytes(16)
 FINALIZED_FEATURES = 2  # the tag of that field
-OWN_PREFIX = "__levada_"  # of topics in which Levada's tools keep their state; ordinary topics for brokers
 
 
 class Api(NamedTuple):

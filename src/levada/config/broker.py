@@ -119,7 +119,7 @@ class BrokerConfig:
         if not dirs or "" in dirs or len(set(dirs)) < len(dirs):
             raise BROKER_SETTINGS["log.dirs"].invalid("one or more directories, each named once")
         TopicConfig.build(config.topic_defaults, {})
-        return config, warnings + [_too_many(name, config) for name in REPLICATED if _replicas(name, config) > 1]
+        return config, warnings + _replication_warnings(config)
 
     def with_overrides(self, dynamic: Mapping[str, str]) -> "BrokerConfig":
         """Return this config with dynamic settings, the unused ones left out; `static` is what the start was given."""
@@ -128,7 +128,7 @@ class BrokerConfig:
 
 
 # Settings for several brokers, and what fails with a value above 1 while there is one.
-REPLICATED: Final = {
+FAILS_WITHOUT_REPLICAS: Final = {
     "default.replication.factor": "topics without a replication factor of their own cannot be created "
     "(INVALID_REPLICATION_FACTOR)",
     "min.insync.replicas": "every Produce with acks=all fails (NOT_ENOUGH_REPLICAS)",
@@ -137,14 +137,22 @@ REPLICATED: Final = {
     "transaction.state.log.replication.factor": "__transaction_state cannot be created, so no transaction works "
     "(COORDINATOR_NOT_AVAILABLE)",
 }
+# Settings whose value above 1 has no effect while there is one broker, and why.
+WITHOUT_EFFECT: Final = {
+    "transaction.state.log.min.isr": "there is one broker, and transactions work with its replica alone",
+}
 
 
-def _replicas(name: str, config: BrokerConfig) -> int:
-    return int(BROKER_SETTINGS[name].value_of(config))
-
-
-def _too_many(name: str, config: BrokerConfig) -> str:
-    return f"{name}={_replicas(name, config)} needs more brokers than one: {REPLICATED[name]}; set {name}=1"
+def _replication_warnings(config: BrokerConfig) -> list[str]:
+    """Return a warning for each setting that one broker cannot satisfy."""
+    values = {name: int(BROKER_SETTINGS[name].value_of(config)) for name in (*FAILS_WITHOUT_REPLICAS, *WITHOUT_EFFECT)}
+    given = {name: f"{name}={value}" for name, value in values.items() if value > 1}
+    return [
+        f"{text} has no effect: {WITHOUT_EFFECT[name]}"
+        if name in WITHOUT_EFFECT
+        else f"{text} needs more brokers than one: {FAILS_WITHOUT_REPLICAS[name]}; set {name}=1"
+        for name, text in given.items()
+    ]
 
 
 BROKER_SETTINGS: Final[Mapping[str, Setting]] = declared(BrokerConfig)

@@ -42,6 +42,7 @@ Short: TypeAlias = Annotated[int, ConfigType.SHORT]
 Strings: TypeAlias = tuple[str, ...]
 
 LONG_MAX: Final = (1 << 63) - 1
+LONG_MIN: Final = -(1 << 63)
 INT_MAX: Final = (1 << 31) - 1
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+", re.ASCII)

@@ -83,6 +83,10 @@ class Disk(Reads, Protocol):
         """List the names in a directory that are not regular files."""
         ...
 
+    def links(self, path: str) -> dict[str, str]:
+        """Map the names in a directory that are symbolic links to the real paths of their targets."""
+        ...
+
     def mkdir(self, path: str) -> None:
         """Create a directory unless it exists."""
         ...
@@ -155,6 +159,10 @@ class OsDisk:
     def irregular_files(self, path: str) -> list[str]:
         with os.scandir(path) as entries:
             return [entry.name for entry in entries if not _is_regular(entry)]
+
+    def links(self, path: str) -> dict[str, str]:
+        with os.scandir(path) as entries:
+            return {entry.name: os.path.realpath(entry.path) for entry in entries if entry.is_symlink()}
 
     def mkdir(self, path: str) -> None:
         os.makedirs(path, exist_ok=True)

@@ -66,6 +66,11 @@ def stray_directory(name: str) -> str:
     return _renamed(name, _STRAY_SUFFIX)
 
 
+def damaged_file(name: str) -> str:
+    """Return the name that keeps what was in the place of a file."""
+    return f"{name}.{uuid.uuid4().hex}{_DAMAGED_SUFFIX}"
+
+
 class RepairDirectories(NamedTuple):
     """The directories of one repair of a partition, which the broker ignores; their names have the same id."""
 

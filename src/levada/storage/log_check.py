@@ -1,8 +1,8 @@
 """Checks and repairs the logs of a log dir that no broker uses (`levada log check` and `repair`)."""
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from levada.model import TopicPartition
@@ -12,7 +12,16 @@ from levada.storage.log.check import CheckedLog, ReadOnlyDisk
 from levada.storage.log.damage import Damage
 from levada.storage.log.repair import LogRepair, Repaired, costs_records
 from levada.storage.log.scan import Progress, unreported
-from levada.storage.log_dir import LOG_STARTS_FILE, RECOVERY_POINTS_FILE, FoundPartition, LogDir, encode_uuid
+from levada.storage.log_dir import (
+    CLEANER_FILE,
+    LOG_STARTS_FILE,
+    RECOVERY_POINTS_FILE,
+    FoundPartition,
+    LogDir,
+)
+from levada.storage.partition_directory import encode_uuid, shared_directories
+
+NOT_POSSIBLE: Final = "not possible"
 
 
 class Assignment(NamedTuple):
@@ -20,6 +29,7 @@ class Assignment(NamedTuple):
 
     topic_id: UUID
     directory_id: UUID | None  # of its log dir; None: it is of a version that did not assign partitions
+    compacts: bool  # the cleanup.policy of its topic contains `compact`, as far as the metadata says
 
 
 Topics = Mapping[TopicPartition, Assignment]
@@ -42,16 +52,23 @@ class MissingPartitions(NamedTuple):
 
     by_path: dict[str, list[TopicPartition]]  # those that were in a given log dir
     not_given: dict[UUID, list[TopicPartition]]  # those of other log dirs, by directory id
+    shared: dict[str, str]  # directories that are links to those of other partitions
+
+
+NONE_MISSING: Final = MissingPartitions({}, {}, {})
 
 
 def find_missing(log_dirs: Sequence[LogDir], topics: Topics) -> MissingPartitions:
     """Return the partitions without a directory, by the rules of a start."""
     found: dict[TopicPartition, list[tuple[LogDir, UUID | None]]] = {}
-    for log_dir in log_dirs:
-        for one in log_dir.partitions():
+    directories = [(log_dir, one) for log_dir in log_dirs for one in log_dir.partitions()]
+    links = {path: target for log_dir in log_dirs for path, target in log_dir.links().items()}
+    shared = shared_directories(links, (one.directory for _, one in directories))
+    for log_dir, one in directories:
+        if one.directory not in shared:
             found.setdefault(one.partition, []).append((log_dir, one.topic_id))
-    missing = MissingPartitions({log_dir.path: [] for log_dir in log_dirs}, {})
-    for name, (topic_id, assigned) in sorted(topics.items()):
+    missing = MissingPartitions({log_dir.path: [] for log_dir in log_dirs}, {}, shared)
+    for name, (topic_id, assigned, _) in sorted(topics.items()):
         if any(
             found_id == topic_id or (found_id is None and assigned in (None, log_dir.directory_id))
             for log_dir, found_id in found.get(name, ())
@@ -87,29 +104,33 @@ class LogDirCheck:
         self.damaged: dict[TopicPartition, DamagedLog] = {}
 
     def run(
-        self, topics: Topics, missing: Collection[TopicPartition] = (), progress: Progress = unreported
+        self, topics: Topics, missing: MissingPartitions = NONE_MISSING, progress: Progress = unreported
     ) -> Iterator[Finding]:
-        """Check the checkpoints and all logs, also those that are `missing` in this log dir; yield the findings."""
+        """Check the checkpoints and all logs, also those that are missing in this log dir; yield the findings."""
         self._topics = topics
         for file, reason in self.log_dir.unreadable.items():
             path = os.path.join(self.log_dir.path, file)
-            yield Finding("-", path, None, None, reason, "nothing", "the next start reads all logs and writes it again")
-        found = {one.partition: one for one in self.log_dir.partitions()}
+            yield Finding("-", path, None, None, reason, "nothing", "the next start writes it again")
+        found = {one.partition: one for one in self.log_dir.partitions() if one.directory not in missing.shared}
+        absent = missing.by_path.get(self.log_dir.path, ())
         for name, one in found.items():
-            if name in missing:
+            if name in absent:
                 continue
             self._check(name, one.directory, progress)
             if name in self.damaged:
                 damages, refused = self.damaged[name].damages, self.damaged[name].refused
                 yield from (_finding(name, damage, refused) for damage in damages)
-        for name in missing:
-            yield self._check_foreign(found[name]) if name in found else self._check_missing(name)
+        for name in absent:
+            yield self._check_foreign(found[name]) if name in found else self._check_missing(name, missing.shared)
 
     def repair(self, accept_loss: bool) -> Iterator[tuple[TopicPartition, Repaired | str]]:
         """Repair the damaged logs after a check; yield each one, or why it is not repaired."""
+        self.log_dir.rename_irregular()
         if any(name in self.log_dir.unreadable for name in (RECOVERY_POINTS_FILE, LOG_STARTS_FILE)):
             self.log_dir.write_recovery_points(self.log_dir.recovery_points)
             self.log_dir.write_log_start_offsets(self.log_dir.log_start_offsets)
+        if CLEANER_FILE in self.log_dir.unreadable:
+            self.log_dir.write_cleaner_offsets(self.log_dir.cleaner_offsets)
         for name, (damages, checked, interrupted, refused) in self.damaged.items():
             repair = LogRepair(self.log_dir, name, self._disk)
             if refused:
@@ -119,11 +140,20 @@ class LogDirCheck:
             elif any(costs_records(damage) for damage in damages) and not accept_loss:
                 yield name, "records are lost; try: --accept-loss"
             else:
-                yield name, repair.run(checked, self._topics[name].topic_id if checked is None else None)
+                yield name, self._repair(repair, name, checked)
+
+    def _repair(self, repair: LogRepair, name: TopicPartition, checked: CheckedLog | None) -> Repaired | str:
+        """Repair one log; an error of a file concerns only this log."""
+        try:
+            return repair.run(checked, self._topics[name].topic_id if checked is None else None)
+        except OSError as error:
+            if error.errno not in FILE_ERRORS - RESOURCE_ERRORS:
+                raise
+            return f"{error.filename}: {error.strerror}"
 
     def _check(self, name: TopicPartition, directory: str, progress: Progress) -> None:
         """Check the files of a log; an error of one of them is damage of this log only."""
-        checked = CheckedLog(ReadOnlyDisk(), directory, self.log_dir.checkpoint_of(name), progress)
+        checked = self._checked_log(name, directory, progress)
         try:
             if damages := checked.check():
                 refused = LogRepair(self.log_dir, name, self._disk).implausible_offset(checked)
@@ -134,11 +164,16 @@ class LogDirCheck:
             damage = Damage(error.filename or directory, error.strerror or str(error))
             self.damaged[name] = DamagedLog([damage], checked, refused=f"{damage}; make it readable, and check again")
 
+    def _checked_log(self, name: TopicPartition, directory: str, progress: Progress = unreported) -> CheckedLog:
+        checkpoint, assignment = self.log_dir.checkpoint_of(name), self._topics.get(name)
+        compacted = assignment is None or assignment.compacts or self.log_dir.may_be_compacted(name)
+        return CheckedLog(ReadOnlyDisk(), directory, checkpoint, compacted=compacted, progress=progress)
+
     def _check_foreign(self, found: FoundPartition) -> Finding:
         """Describe a directory that has the name of a partition, and the topic id of another topic."""
         name, topic_id = found.partition, found.topic_id or UUID(int=0)
         file = os.path.join(found.directory, METADATA_FILE)
-        owners = [f"topic {one.topic!r}" for one, (one_id, _) in self._topics.items() if one_id == topic_id]
+        owners = [f"topic {one.topic!r}" for one, (one_id, _, _) in self._topics.items() if one_id == topic_id]
         owner, expected = (owners or ["no topic"])[0], encode_uuid(self._topics[name].topic_id)
         problem = f"topic id {encode_uuid(topic_id)} is that of {owner}, but {name.topic!r} has {expected}"
         remedy = f"delete the file if only it is wrong; otherwise rename the directory and restore that of {name}"
@@ -146,12 +181,12 @@ class LogDirCheck:
         self.damaged[name] = DamagedLog([damage], refused=remedy)
         return _finding(name, damage, remedy)
 
-    def _check_missing(self, name: TopicPartition) -> Finding:
+    def _check_missing(self, name: TopicPartition, shared: Mapping[str, str]) -> Finding:
         """Check a partition without a directory, which an interrupted repair may have left complete under its name."""
         checkpoint = self.log_dir.checkpoint_of(name)
         interrupted = self.log_dir.interrupted_repair(name, self._topics[name].topic_id)
         if interrupted is not None:
-            checked = CheckedLog(ReadOnlyDisk(), interrupted.repaired, checkpoint)
+            checked = self._checked_log(name, interrupted.repaired)
             if not any(map(costs_records, checked.check())):  # otherwise the repair was of an older log
                 self.damaged[name] = DamagedLog([], checked, interrupted)
                 problem = "the repair of the partition was interrupted when this directory was complete"
@@ -161,7 +196,11 @@ class LogDirCheck:
             range(checkpoint.log_start_offset or 0, repair.known_end(None)),
             repair.implausible_offset(None),
         )
-        damage = Damage(os.path.join(self.log_dir.path, str(name)), "the directory is missing", lost=known)
+        path = os.path.join(self.log_dir.path, str(name))
+        problem = self.log_dir.why_not_a_directory(name) or "the directory is missing"
+        if path in shared:
+            problem = f"it is a link to {shared[path]}, the directory of another partition"
+        damage = Damage(path, problem, lost=known)
         self.damaged[name] = DamagedLog([damage], refused=refused)
         finding = _finding(name, damage, refused)
         if refused:
@@ -179,18 +218,32 @@ class LogDirCheck:
 def not_given(directory_id: UUID, partitions: Sequence[TopicPartition]) -> Finding:
     """Describe a log dir that the metadata knows, but that is not checked."""
     problem = f"the log dir of {len(partitions)} partitions, the first is {partitions[0]}, is not given"
-    remedy = "not possible: give all of log.dirs"
+    remedy = f"{NOT_POSSIBLE}: give all of log.dirs"
     return Finding("-", f"directory.id={encode_uuid(directory_id)}", None, None, problem, "unknown", remedy)
+
+
+def no_metadata(path: str, found: Sequence[str]) -> Finding:
+    """Describe that the first log dir has no metadata; `found` are the files of the others."""
+    problem = "it is missing, but there are partitions: the broker does not start"
+    remedy = "restore it, or move the partitions away"
+    if found:
+        problem = f"it is missing, but {found[0]} is there: the first of log.dirs holds the metadata"
+        remedy = "give the directories in the order of log.dirs; if this is their order, they were exchanged"
+    else:
+        remedy += "; give all of log.dirs, the first of them first"
+    return Finding("-", path, None, None, problem, "unknown", f"{NOT_POSSIBLE}: {remedy}")
 
 
 def _finding(name: TopicPartition, damage: Damage, refused: str) -> Finding:
     lost = f"offsets {damage.lost.start} to {damage.lost.stop - 1}" if damage.lost else "nothing"
     if refused:
-        repair, lost = f"not possible: {refused}", "unknown"
+        repair, lost = f"{NOT_POSSIBLE}: {refused}", "unknown"
     elif damage.in_checkpoint:
         repair = "remove the entry of the checkpoint"
     elif damage.in_index:
         repair = "rebuild the file"
+    elif damage.in_batch:
+        repair, lost = "with --accept-loss: remove the batches that fit no offset", "unknown"
     elif not damage.lost and damage.position is not None:
         repair = "remove the invalid bytes"
     elif damage.lost:

@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import uuid
-from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Self
 
@@ -22,6 +21,7 @@ from levada.model import TopicPartition
 from levada.storage.checkpoints import CorruptCheckpointError, LogCheckpoint, decode_offsets, encode_offsets
 from levada.storage.disk import (
     FILE_ERRORS,
+    TEMPORARY_SUFFIX,
     Disk,
     errors_of_one_log,
     open_regular,
@@ -32,10 +32,17 @@ from levada.storage.disk import (
 from levada.storage.file_names import (
     METADATA_FILE,
     RepairDirectories,
+    damaged_file,
     interrupted_repair,
     is_deleted_directory,
     parse_partition_directory,
     stray_directory,
+)
+from levada.storage.partition_directory import (
+    decode_partition_metadata,
+    decode_uuid,
+    encode_partition_metadata,
+    encode_uuid,
 )
 
 FORMAT = 1
@@ -46,15 +53,20 @@ CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
 RECOVERY_POINTS_FILE = "recovery-point-offset-checkpoint"
 LOG_STARTS_FILE = "log-start-offset-checkpoint"
 CLEANER_FILE = "cleaner-offset-checkpoint"
+CHECKPOINT_FILES = (RECOVERY_POINTS_FILE, LOG_STARTS_FILE, CLEANER_FILE)
 BOOT_ID_FILE = ".boot-id"
 KERNEL_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 UNREADABLE = {  # what a missing or corrupt checkpoint means
     RECOVERY_POINTS_FILE: "every log is recovered completely",
     LOG_STARTS_FILE: "records that DeleteRecords has deleted may be visible again",
-    CLEANER_FILE: "compacted logs are cleaned from their start",
+    CLEANER_FILE: "compacted logs are cleaned from their start, and offsets may be missing in every log",
+    CLEAN_SHUTDOWN_FILE: "every log is recovered",
+    BOOT_ID_FILE: "the next start writes it again",
 }
+IRREGULAR = "it is not a regular file"
 
 KAFKA_FILES = ("bootstrap.checkpoint", "__cluster_metadata-0")  # of KRaft's controller
+KAFKA_CHECKPOINT = b"0\n"  # the first line of Kafka's checkpoints: their version
 
 _log = EventLog("levada.storage")
 
@@ -71,21 +83,12 @@ class FoundPartition(NamedTuple):
     topic_id: uuid.UUID | None
 
 
-def encode_uuid(value: uuid.UUID) -> str:
-    """Encode an id as Kafka does: URL-safe base64 without padding."""
-    return urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
-
-
-def decode_uuid(text: str) -> uuid.UUID:
-    """Decode what `encode_uuid` wrote; raise ValueError for anything else."""
-    return uuid.UUID(bytes=b64decode(text + "==", altchars=b"-_", validate=True))
-
-
 class LogDir:
     """One directory of `log.dirs`, locked by this process until it is closed."""
 
     __slots__ = (
         "_disk",
+        "_irregular",
         "_lock",
         "_new_boot_id",
         "_node_id",
@@ -121,6 +124,7 @@ class LogDir:
         self.power_lost = True  # possibly, since the last start: the page cache may be lost
         self._unclean: set[str] = set()  # partitions that were not open at the clean shutdown
         self._stored: dict[str, Mapping[TopicPartition, int]] = {}  # the content of each checkpoint file
+        self._irregular: list[str] = []  # directories, fifos and broken links with the names of UNREADABLE
         self.unreadable: dict[str, str] = {}  # missing or corrupt checkpoints, and why
 
     @classmethod
@@ -141,6 +145,7 @@ class LogDir:
         log_dir = cls(path, disk, node_id, lock)
         try:
             log_dir._read_meta_properties()
+            log_dir._find_irregular()
             log_dir._read_checkpoints()
             log_dir._compare_boot_id()
         except BaseException as error:
@@ -153,7 +158,7 @@ class LogDir:
     def join(self, cluster_id: str) -> None:
         """Assign a new directory to the cluster. Raises LogDirError if it belongs to another."""
         if self.cluster_id is None:
-            for file in (RECOVERY_POINTS_FILE, LOG_STARTS_FILE):  # from now on a missing one is damage
+            for file in CHECKPOINT_FILES:  # from now on a missing one is damage
                 self._write_offsets(file, self._stored.get(file, {}))
             self._write_meta_properties(cluster_id)
         elif self.cluster_id != cluster_id:
@@ -169,6 +174,17 @@ class LogDir:
             for name in sorted(self._disk.listdir(self.path))
             if (partition := parse_partition_directory(name)) and self._disk.exists(self._path(name) + os.sep)
         ]
+
+    def links(self) -> dict[str, str]:
+        """Map the paths in this directory that are symbolic links to the real paths of their targets."""
+        return {self._path(name): target for name, target in self._disk.links(self.path).items()}
+
+    def why_not_a_directory(self, partition: TopicPartition) -> str:
+        """Return why what has the name of a partition's directory is none; empty if nothing has that name."""
+        name = str(partition)
+        if name not in self._disk.listdir(self.path):
+            return ""
+        return "it is not a directory" if self._disk.exists(self._path(name)) else "it is a link to nothing"
 
     def create_partition(self, partition: TopicPartition, topic_id: uuid.UUID) -> str:
         """Create the directory of a partition unless it exists; return its path. The first flush makes it durable."""
@@ -241,6 +257,18 @@ class LogDir:
     def has_checkpoint(self, partition: TopicPartition) -> bool:
         """Whether a checkpoint contains a partition of this name, possibly a deleted one."""
         return any(partition in offsets for offsets in self._stored.values())
+
+    @property
+    def damaged_checkpoints(self) -> list[str]:
+        """The paths of the checkpoints that were missing or corrupt at the start, though they are written again."""
+        return [self._path(file) for file in CHECKPOINT_FILES if file in self.unreadable]
+
+    def may_be_compacted(self, partition: TopicPartition) -> bool:
+        """Whether the log of a partition may have been compacted, so that offsets are missing in closed segments.
+
+        The cleaner writes its entry in the checkpoint before it replaces the first segment of a log.
+        """
+        return CLEANER_FILE in self.unreadable or partition in self._stored.get(CLEANER_FILE, {})
 
     def remove_checkpoints(self, deleted: Iterable[TopicPartition]) -> None:
         """Remove deleted partitions from the checkpoints.
@@ -322,10 +350,18 @@ class LogDir:
             raise LogDirError(f"{path} has no cluster.id: restore it from a backup")
 
     def _is_kafkas(self, fields: Mapping[str, str]) -> bool:
-        """Whether Apache Kafka has written this directory, by ZooKeeper (broker.id) or by KRaft."""
+        """Whether Apache Kafka has written this directory, by ZooKeeper (broker.id) or by KRaft.
+
+        Without meta.properties, the checkpoint of the recovery points tells: Levada does not write Kafka's version.
+        """
         if "cluster.id" in fields and ("broker.id" in fields or "node.id" in fields):
             return True
-        return any(self._disk.exists(self._path(name)) for name in KAFKA_FILES)
+        if any(self._disk.exists(self._path(name)) for name in KAFKA_FILES):
+            return True
+        if fields or not self.partitions():
+            return False
+        points = read_file(self._disk, self._path(RECOVERY_POINTS_FILE))
+        return points is not None and points.startswith(KAFKA_CHECKPOINT)
 
     def _write_meta_properties(self, cluster_id: str) -> None:
         fields = {
@@ -339,20 +375,45 @@ class LogDir:
         write_atomically(self._disk, self._path(META_FILE), text.encode())
         self.cluster_id = cluster_id
 
+    def _find_irregular(self) -> None:
+        """Find what is in the place of a checkpoint or a temporary one, but no file: it counts as corrupt."""
+        for name in sorted(self._disk.irregular_files(self.path)):
+            file = name.removesuffix(TEMPORARY_SUFFIX)
+            if file in UNREADABLE:
+                self._irregular.append(name)
+                self.unreadable[name] = f"{IRREGULAR}: {UNREADABLE[file]}"
+        if self._node_id is not None:
+            self.rename_irregular()
+
+    def rename_irregular(self) -> None:
+        """Rename what is no file, so that the file can be written again; nothing is deleted."""
+        for name in self._irregular:
+            kept = self._path(damaged_file(name))
+            self._disk.rename(self._path(name), kept)
+            _log.error("not a regular file; renamed", file=self._path(name), kept=kept)
+
+    def _read(self, name: str) -> bytes | None:
+        """Return the content of a small file, empty if it is no file; None if it is missing."""
+        return b"" if name in self._irregular else read_file(self._disk, self._path(name))
+
     def _read_checkpoints(self) -> None:
         """Read the checkpoints; the marker of a clean shutdown is valid for one start only."""
         self._read_marker()
         self.recovery_points = self._read_offsets(RECOVERY_POINTS_FILE)
         self.log_start_offsets = self._read_offsets(LOG_STARTS_FILE)
         self.cleaner_offsets = self._read_offsets(CLEANER_FILE)
+        if CLEANER_FILE in self.unreadable:  # every log may have been compacted
+            self.cleaner_offsets = {found.partition: 0 for found in self.partitions()}
+            if self._node_id is not None:  # before a cleaning: the next start must know, too
+                self.write_cleaner_offsets(self.cleaner_offsets)
         if RECOVERY_POINTS_FILE not in self._stored:
             self.was_clean = False
             self.power_lost = False  # nothing may be taken for lost by a power failure
 
     def _read_marker(self) -> None:
         marker = self._path(CLEAN_SHUTDOWN_FILE)
-        data = read_file(self._disk, marker)
-        if data is None:
+        data = self._read(CLEAN_SHUTDOWN_FILE)
+        if data is None or CLEAN_SHUTDOWN_FILE in self._irregular:
             return
         try:
             fields = json.loads(data)
@@ -366,14 +427,14 @@ class LogDir:
 
     def _read_offsets(self, name: str) -> dict[TopicPartition, int]:
         """Read a checkpoint; one that is missing or corrupt is `unreadable`, not in `_stored`, and empty."""
-        data = read_file(self._disk, self._path(name))
+        data = self._read(name)
         try:
-            if data is None:
-                raise CorruptCheckpointError("it is missing")
+            if data is None or name in self._irregular:
+                raise CorruptCheckpointError("it is missing" if data is None else IRREGULAR)
             self._stored[name] = offsets = decode_offsets(data)
             return offsets
         except CorruptCheckpointError as error:
-            if data is not None or (self.cluster_id is not None and name != CLEANER_FILE):
+            if data is not None or self.cluster_id is not None:
                 self.unreadable[name] = f"{error}: {UNREADABLE[name]}"
                 if self._node_id is not None:
                     _log.error("checkpoint cannot be read", file=self._path(name), error=self.unreadable[name])
@@ -387,7 +448,7 @@ class LogDir:
         except OSError:
             return  # not Linux: a power failure is always possible
         current = boot_id + b"%08x\n" % crc32c(boot_id)
-        stored = read_file(self._disk, self._path(BOOT_ID_FILE))
+        stored = self._read(BOOT_ID_FILE)
         if stored is not None:
             former, crc = stored[:-9], stored[-9:]
             is_valid = crc == b"%08x\n" % crc32c(former)
@@ -404,24 +465,6 @@ class LogDir:
         if self._new_boot_id is not None:
             write_atomically(self._disk, self._path(BOOT_ID_FILE), self._new_boot_id)
             self._new_boot_id = None
-
-
-def encode_partition_metadata(topic_id: uuid.UUID) -> bytes:
-    """Encode `partition.metadata`: Kafka's two lines, and their CRC."""
-    text = f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n".encode()
-    return text + b"crc32c: %08x\n" % crc32c(text)
-
-
-def decode_partition_metadata(data: bytes) -> uuid.UUID | None:
-    """Return the topic id of a `partition.metadata`, which may lack the CRC; None if it is corrupt."""
-    text, found, crc = data.partition(b"crc32c: ")
-    fields = dict(line.partition(": ")[::2] for line in text.decode(errors="replace").splitlines())
-    if found and crc.strip() != b"%08x" % crc32c(text):
-        return None
-    try:
-        return decode_uuid(fields["topic_id"]) if fields.get("version") == "0" else None
-    except (KeyError, ValueError):
-        return None
 
 
 def _acquire_lock(path: str, create: bool) -> int:

@@ -106,27 +106,30 @@ class EmbeddedBroker:
         *values: bytes | str | None,
         key: bytes | str | None = None,
         partition: int | None = None,
-        headers: Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]] = (),
+        headers: Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]] = (),
         timestamp: int | None = None,
     ) -> list[ConsumerRecord]:
         """Append a record for each value, in one batch; returns the records as they are stored.
 
         The key selects the partition as in Kafka's clients; without a key it is the first. Raises KafkaError where the
-        broker refuses the batch.
+        broker refuses the batch, and TypeError for a key, value or header that is not bytes, text or None.
         """
 
-        pairs = tuple(headers.items() if isinstance(headers, Mapping) else headers)
+        pairs = headers.items() if isinstance(headers, Mapping) else headers
+        encoded = tuple((name, _bytes(f"header {name}", value)) for name, value in pairs)
+        key_bytes = _bytes("key", key)
+        contents = [_bytes("value", value) for value in values]
 
         async def on_loop() -> list[ConsumerRecord]:
             partitions = self._partitions(topic)
             index = partition
             if index is None:
-                index = 0 if key is None else partition_for_key(_bytes(key) or b"", len(partitions))
+                index = 0 if key_bytes is None else partition_for_key(key_bytes, len(partitions))
             if not 0 <= index < len(partitions):
                 raise ValueError(f"topic {topic!r} has {len(partitions)} partitions, none with number {index}")
             now_ms = self._server.broker.clock.now_ms()
-            fields = (now_ms if timestamp is None else timestamp, _bytes(key))
-            records = [Record(0, *fields, _bytes(value), pairs) for value in values]
+            fields = (now_ms if timestamp is None else timestamp, key_bytes)
+            records = [Record(0, *fields, content, encoded) for content in contents]
             return await append(partitions[index], records, now_ms)
 
         return self._wait(on_loop())
@@ -308,8 +311,13 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
-def _bytes(text: bytes | str | None) -> bytes | None:
-    return text.encode() if isinstance(text, str) else text
+def _bytes(name: str, content: Any) -> bytes | None:
+    if content is None or isinstance(content, str):
+        return None if content is None else content.encode()
+    if isinstance(content, bytes | bytearray | memoryview):
+        return bytes(content)
+    hint = "; write several values one after another: levada.produce(topic, b'a', b'b')" if name == "value" else ""
+    raise TypeError(f"levada.produce: a {name} is bytes, text or None, not {type(content).__name__}{hint}")
 
 
 def _check_no_running_loop() -> None:

@@ -144,6 +144,9 @@ class SimDisk:
     def irregular_files(self, path: str) -> list[str]:
         return [name for name, node in self._directory(path).entries.items() if isinstance(node, SimDirectory)]
 
+    def links(self, path: str) -> dict[str, str]:
+        return {}
+
     def mkdir(self, path: str) -> None:
         self._step("mkdir", path)
         directory = self._root

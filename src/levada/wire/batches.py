@@ -20,6 +20,7 @@ HEADER_BYTES = HEADER.size
 LOG_OVERHEAD = 12  # base offset and batch length, which the batch length does not count
 MAGIC = 2
 ATTRIBUTES_OFFSET = 21  # the first byte that the CRC covers
+CODEC_AT = 22  # the byte of the attributes that names the codec
 OFFSET_LENGTH_EPOCH = Struct(">qii")  # base offset, batch length, leader epoch: set by the broker
 DECODED_BYTES_MAX = 256 * 1024 * 1024
 RECORD_BYTES_MIN = 7
@@ -39,6 +40,13 @@ _ATTRIBUTES = Struct(">h")
 _MAX_TIMESTAMP = Struct(">q")
 _CRC_OFFSET = 17
 _MAX_TIMESTAMP_OFFSET = 35
+
+
+class TooManyHeadersError(KafkaError):
+    """The records of a batch have more headers than allowed."""
+
+    def __init__(self) -> None:
+        super().__init__(ErrorCode.CORRUPT_MESSAGE, "the records have too many headers")
 
 
 class BatchHeader(NamedTuple):
@@ -145,6 +153,16 @@ def recompress(batch: memoryview, codec: Codec, level: int | None, limit_bytes: 
 
 def decode(batch: memoryview, limit_bytes: int = DECODED_BYTES_MAX) -> list[Record]:
     """Decode the records of one whole batch; raise CORRUPT_MESSAGE if they are malformed."""
+    return list(iterate(batch, limit_bytes))
+
+
+def iterate(
+    batch: memoryview, limit_bytes: int = DECODED_BYTES_MAX, headers_max: int = DECODED_BYTES_MAX
+) -> Iterator[Record]:
+    """Decode the records of one whole batch one by one; raise CORRUPT_MESSAGE at the first that is malformed.
+
+    DecompressedTooLargeError beyond `limit_bytes`, TooManyHeadersError beyond `headers_max` of all records.
+    """
     header = read_header(batch)
     if header.magic != MAGIC:
         raise KafkaError(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, f"record batch of magic {header.magic}")
@@ -155,13 +173,12 @@ def decode(batch: memoryview, limit_bytes: int = DECODED_BYTES_MAX) -> list[Reco
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{header.record_count} records in {len(data)} bytes")
     append_time = header.max_timestamp if header.timestamp_type is TimestampType.LOG_APPEND_TIME else None
     try:
-        return _decode_records(bytes(data), header, append_time)
+        yield from _decode_records(bytes(data), header, append_time, headers_max)
     except (IndexError, UnicodeDecodeError, StructError) as error:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"malformed record: {error}") from None
 
 
-def _decode_records(data: bytes, header: BatchHeader, append_time: int | None) -> list[Record]:
-    records: list[Record] = []
+def _decode_records(data: bytes, header: BatchHeader, append_time: int | None, headers_max: int) -> Iterator[Record]:
     position = 0
     for _ in range(header.record_count):
         length, position = read_varint(data, position)
@@ -173,14 +190,18 @@ def _decode_records(data: bytes, header: BatchHeader, append_time: int | None) -
         key, position = _read_blob(data, position, end)
         value, position = _read_blob(data, position, end)
         count, position = read_varint(data, position)
-        headers, position = _decode_headers(data, position, end, count) if count else ((), position)
+        headers: tuple[tuple[str, bytes | None], ...] = ()
+        if count:
+            headers_max -= count
+            if headers_max < 0:
+                raise TooManyHeadersError
+            headers, position = _decode_headers(data, position, end, count)
         if position != end:
             raise IndexError("the record's length does not match its fields")
         timestamp = append_time if append_time is not None else header.base_timestamp + timestamp_delta
-        records.append(Record(header.base_offset + offset_delta, timestamp, key, value, headers))
+        yield Record(header.base_offset + offset_delta, timestamp, key, value, headers)
     if position != len(data):
         raise IndexError("bytes after the last record")
-    return records
 
 
 def _decode_headers(

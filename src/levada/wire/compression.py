@@ -30,6 +30,13 @@ _FIRST_BUFFER_BYTES = 64 * 1024
 DEFAULT_LEVELS = {Codec.GZIP: -1, Codec.LZ4: 9, Codec.ZSTD: 3}
 
 
+class DecompressedTooLargeError(KafkaError):
+    """The records of a batch decompress to more bytes than allowed."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(ErrorCode.CORRUPT_MESSAGE, f"records decompress to more than {limit_bytes} bytes")
+
+
 def compress(codec: Codec, data: bytes | bytearray | memoryview, level: int | None = None) -> bytes:
     """Compress the records of a batch, at Kafka's default level unless another one is given."""
     if level is None:
@@ -82,10 +89,6 @@ def decompress_into(codec: Codec, data: memoryview, target: memoryview) -> int |
     return None
 
 
-def _too_large(limit_bytes: int) -> KafkaError:
-    return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"records decompress to more than {limit_bytes} bytes")
-
-
 def _compress_snappy(data: bytes | bytearray | memoryview) -> bytes:
     parts = [_XERIAL_HEADER]
     view = memoryview(data)
@@ -127,7 +130,7 @@ def _decompress_gzip(data: memoryview, limit_bytes: int) -> bytes:
     unpacker = zlib.decompressobj(wbits=_GZIP_WBITS)
     records = unpacker.decompress(data, limit_bytes + 1)
     if len(records) > limit_bytes:
-        raise _too_large(limit_bytes)
+        raise DecompressedTooLargeError(limit_bytes)
     if not unpacker.eof:
         raise EOFError("the gzip stream ends early")
     return records
@@ -155,7 +158,7 @@ def _decompress_raw_snappy(data: memoryview, limit_bytes: int) -> bytes:
     if not data:
         return b""
     if cramjam.snappy.decompress_raw_len(data) > limit_bytes:
-        raise _too_large(limit_bytes)
+        raise DecompressedTooLargeError(limit_bytes)
     return bytes(cramjam.snappy.decompress_raw(data))
 
 
@@ -188,7 +191,10 @@ def _decompress_growing(into: Callable[[memoryview, bytearray], int], data: memo
         target = bytearray(room)
         try:
             return memoryview(target)[: into(data, target)]
-        except cramjam.DecompressionError:
-            if room == limit_bytes:
+        except cramjam.DecompressionError as error:
+            if room < limit_bytes:
+                room = min(limit_bytes, room * 8)
+            elif "write whole buffer" in str(error):  # of Rust's io::Write: `target` is full
+                raise DecompressedTooLargeError(limit_bytes) from None
+            else:
                 raise
-            room = min(limit_bytes, room * 8)

@@ -11,7 +11,8 @@ SHORT = Struct(">h")
 INT = Struct(">i")
 INT_PAIR = Struct(">ii")
 UVARINT_SHIFT_MAX = 28  # five bytes
-ELEMENTS_MAX: Final = 10_000  # topics, partitions, groups and so on in one request: it blocks the event loop
+# Topics, partitions, groups and so on in one request, which blocks the event loop: a topic of 10,000 partitions fits.
+ELEMENTS_MAX: Final = 11_000
 TAGGED_FIELDS_MAX: Final = 16  # of one struct; Kafka's have three at most
 
 

@@ -116,7 +116,7 @@ def test_a_group_goes_on_where_it_committed(
 def test_a_static_member_comes_back_to_what_it_had(
     start: Start, kind: type[Members], wire: raw.Connection, group: str, topic: str
 ) -> None:
-    """It says that it will be back, so nobody else is disturbed. (franz-go says it without its instance id.)"""
+    """It says that it will be back, so no other member is disturbed. (franz-go says it without its instance id.)"""
     program = start(kind)
     a = join(program, "a", group, topic, instance_id="first")
     wait_for_shares(a)
@@ -247,7 +247,7 @@ def test_an_application_changes_its_protocol_one_process_at_a_time(
 def test_members_stay_when_the_broker_is_killed(
     start: Start, kind: type[Members], server: BrokerProcess, wire: raw.Connection, group: str, topic: str
 ) -> None:
-    """The group comes back from its journal: same members, same partitions, nobody starts over."""
+    """The group comes back from its journal: same members, same partitions, none starts over."""
     program = start(kind)
     a = join(program, "a", group, topic)
     wait_for_shares(a)

@@ -41,7 +41,7 @@ class Group:
 
 
 def assigned(reply: Any) -> list[int] | None:
-    """The partitions that a member was told to read."""
+    """The partitions that are assigned to a member."""
     assert reply.error_code == 0, reply
     if reply.assignment is None:
         return None
@@ -135,7 +135,7 @@ def test_members_of_other_epochs_are_fenced(group: Group) -> None:
     assert code(group.beat("a", epoch)) is ErrorCode.FENCED_MEMBER_EPOCH
     missed = group.beat("a", epoch, topic_partitions=group.owned(0))
     assert missed.member_epoch == epoch + 1
-    assert assigned(group.join("a")) == [0, 1], "who starts over is told everything"
+    assert assigned(group.join("a")) == [0, 1], "a member that starts over gets its whole assignment"
 
 
 def test_groups_and_assignors_that_are_not_there(group: Group) -> None:

@@ -15,7 +15,7 @@ from tests.support.downloads import executable, locked, run
 from tests.support.kafka_jars import java
 
 HERE = Path(__file__).parent
-SESSION_MS = 20_000  # nobody is lost because a machine stood still for a while
+SESSION_MS = 20_000  # no member expires because the machine stalled for a while
 TIMEOUT_S = 30.0
 
 
@@ -23,7 +23,7 @@ class Seen(NamedTuple):
     """What a member has seen so far."""
 
     partitions: frozenset[int]
-    assignments: int  # how often it was told of partitions
+    assignments: int  # how many it got
     revoked: tuple[tuple[int, ...], ...]  # what it had to give back, each time
     records: tuple[tuple[int, int], ...]  # partition and offset
 
@@ -133,7 +133,7 @@ class KafkajsMembers(Members, Kafkajs):
 
 
 class FranzGoMembers(Members):
-    """In the consumer protocol it leaves without its instance id, so nobody knows that it will be back."""
+    """In the consumer protocol it leaves without its instance id, so the group does not keep its place."""
 
     name: ClassVar[str] = "franz-go"
     lacks: ClassVar[frozenset[str]] = frozenset({"consumer-static"})

@@ -55,7 +55,7 @@ class KafkaPython:
         # 3.0.12 loses its assignment when a poll ends while the group is joined: give it time.
         try:
             batches = self._consumer.poll(timeout_ms=2_000)
-        except KafkaConnectionError:  # it lets out that nobody listens while the broker is down, and polls on
+        except KafkaConnectionError:  # raised while the broker is down; it polls on
             return []
         return [(record.partition, record.offset) for records in batches.values() for record in records]
 

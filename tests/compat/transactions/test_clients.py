@@ -15,7 +15,7 @@ READ_COMMITTED = 1
 
 
 def end_offset(wire: raw.Connection, topic: str, isolation_level: int = 0) -> int:
-    """What a reader is told as the end of partition 0."""
+    """The end offset of partition 0 for a reader."""
     place = {"partition_index": 0, "timestamp": -1, "current_leader_epoch": -1}
     asked = {"replica_id": -1, "topics": [{"name": topic, "partitions": [place]}]}
     answer = wire.call("list_offsets", 7, asked | {"isolation_level": isolation_level})
@@ -72,7 +72,7 @@ def finish(reference: Driver) -> Callable[[str, int], None]:
 
 @pytest.fixture
 def committed_offset(wire: raw.Connection) -> Callable[[str, str], int]:
-    """The committed offset of partition 0 as any reader is told, without waiting for open transactions."""
+    """The committed offset of partition 0 for any reader, without waiting for open transactions."""
 
     def look(group: str, topic: str) -> int:
         asked = {"group_id": group, "topics": [{"name": topic, "partition_indexes": [0]}]}
@@ -165,7 +165,7 @@ def test_a_transaction_that_takes_too_long_is_aborted(
     wire: raw.Connection,
     finish: Callable[[str], None],
 ) -> None:
-    """Nobody is needed for that, and its producer is told."""
+    """The broker does so alone, and the producer gets an error."""
     transactors.init("slow", transactional_id, timeout_ms=1_000)
     transactors.begin("slow")
     transactors.send("slow", topic, ["too late"])
@@ -269,7 +269,7 @@ def test_clients_understand_each_others_transactions(
 def test_an_open_transaction_hides_what_comes_after_it(
     connect_transactors: Connect, transactional_id: str, topic: str, reference: Driver, wire: raw.Connection
 ) -> None:
-    """The last stable offset is what a reader of committed records is told as the end."""
+    """The last stable offset is the end for a reader of committed records."""
 
     def ends() -> tuple[int, int]:
         return end_offset(wire, topic), end_offset(wire, topic, READ_COMMITTED)

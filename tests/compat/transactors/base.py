@@ -28,7 +28,7 @@ class Transactors(Program):
     lacks: ClassVar[frozenset[str]] = frozenset()
 
     def init(self, producer: str, transactional_id: str, timeout_ms: int = TIMEOUT_MS) -> None:
-        """Make a producer; whoever had the id before is fenced."""
+        """Make a producer; the one before with its id is fenced."""
         self._call("init", producer=producer, transactional_id=transactional_id, timeout_ms=timeout_ms)
 
     def begin(self, producer: str) -> None:

@@ -404,7 +404,7 @@ class Writer(threading.Thread):
 
 
 def test_what_many_clients_send_at_once_is_stored_as_it_was_sent(broker: BrokerThread) -> None:
-    """From the shared arena to the files: every batch whole and in order, whoever hangs up meanwhile."""
+    """From the shared arena to the files: every batch whole and in order, although clients disconnect meanwhile."""
     broker.create("many", partitions=8)
     writers = [Writer(broker, index) for index in range(8)]
     for writer in writers:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import chart, large_topics, machine, overhead, report, results, start_times
-from bench.brokers import Levada
+from bench import chart, fault_runs, large_topics, machine, overhead, report, results, start_times
+from bench.brokers import Levada, alone
 from bench.generator import loads, relay, wire
 from bench.generator.latency import Latency
 from bench.generator.outcome import Outcome
 from bench.rows import ROWS, Goal, Row, small
-from bench.run import alone, measure_row
+from bench.run import measure_row
 from tests.load import figures
 from tests.support.svg import Drawing
 
@@ -259,6 +259,25 @@ def test_the_figures_of_loads_are_recorded_beside_their_goals(tmp_path: Any, mon
     text = page.read_text()
     assert text.startswith("before\n<!-- load:begin -->\n") and text.endswith("\n<!-- load:end -->\nafter\n")
     assert "≥ 1,900 /s: met" in text and "≤ 100 ms: **missed**" in text
+
+
+def test_whole_runs_with_faults_are_recorded_by_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "project_testing.md"
+    page.write_text("before\n<!-- faults:begin -->\n<!-- faults:end -->\nafter\n")
+    monkeypatch.setattr(fault_runs, "RECORD", tmp_path / "faults.json")
+    monkeypatch.setattr(fault_runs, "DOCS", page)
+    fault_runs.record("make damage", 1, 360.0, "all 1,000 starts")
+    fault_runs.record("make chaos", 2, 600.0, "all 6 tests")
+    fault_runs.record("make damage", 3, 366.0, "all 2,000 starts")
+    found = json.loads((tmp_path / "faults.json").read_text())
+    assert {target: (run["seed"], run["what"]) for target, run in found.items()} == {
+        "make chaos": (2, "all 6 tests"),
+        "make damage": (3, "all 2,000 starts"),
+    }
+    assert all(run["when"] and run["revision"] and run["machine"] for run in found.values())
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n")
+    assert "| 3 | 6.1 | all 2,000 starts |" in text and "1,000 starts" not in text
 
 
 def test_the_cost_of_metrics_and_logs_is_that_of_two_brokers(tmp_path: Path) -> None:

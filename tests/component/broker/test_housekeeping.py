@@ -25,7 +25,7 @@ def fill(broker: BrokerThread, topic: str, count: int = 10, timestamp: int = 1_7
 
 
 def test_old_segments_are_given_up(tmp_path: Path) -> None:
-    """By time, with the files, and consumers are told where the log begins now."""
+    """By time, with the files, and consumers get the new start of the log."""
     with BrokerThread(tmp_path, log_retention_check_interval_ms=20) as broker:
         broker.create("old", segment_bytes=1000, retention_ms=1000)
         broker.create("kept", segment_bytes=1000, retention_ms=-1)

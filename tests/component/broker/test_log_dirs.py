@@ -99,6 +99,8 @@ def test_a_broken_directory_goes_offline_and_the_others_go_on(
             "offline_log_dirs": [str(tmp_path / "b")],
             "offline_partitions_count": 1,
             "offline_partitions": [f"{bad}-0"],
+            "damaged_checkpoints": [],
+            "remaining_logs_to_recover": 0,
         }
         assert health(broker) == (200, expected)
     disk.broken.clear()

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sqlite3
 import threading
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,22 +15,28 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from tests.support.broker import BrokerProcess, BrokerThread, crash_image
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.raw import Connection, batch, fetch, produce, wait_until_served
+from tests.support.shell import Shell
 from tests.support.waiting import until
 
 from levada.broker.log_dirs import LogDirs
 from levada.broker.log_files.opening import LogToOpen
 from levada.broker.reconciler import PARTITIONS_PER_ITERATION, Reconciler
+from levada.cli.main import run
 from levada.config.broker import BrokerConfig
 from levada.core.cluster.controller import CreateTopic, DeleteTopic
 from levada.errors import ErrorCode
+from levada.model import TopicPartition
 from levada.server import Server
+from levada.storage.checkpoints import decode_offsets, encode_offsets
 from levada.storage.disk import OsDisk
 
 STORAGE_ERROR = ErrorCode.KAFKA_STORAGE_ERROR
 METADATA = "levada-metadata.db"
+REMAINING_LOGS = "kafka_log_logmanager_remaininglogstorecover"
 
 
 class GatedDisk(OsDisk):
@@ -256,6 +263,27 @@ def test_a_topic_is_altered_while_its_log_is_recovered(recovering: tuple[Serving
         assert fetch(one, topic, 0).high_watermark == 1
 
 
+def test_a_cleaner_checkpoint_keeps_the_entry_of_a_log_that_is_opened_meanwhile(tmp_path: Path) -> None:
+    """Without it the gaps of a log that was compacted would be damage."""
+    with BrokerThread(tmp_path) as broker:
+        broker.create("held")
+    held, checkpoint = TopicPartition("held", 0), tmp_path / "cleaner-offset-checkpoint"
+    checkpoint.write_bytes(encode_offsets({held: 0}))
+    disk, writing = GatedDisk("/held-0/0"), threading.Event()
+    with ServingBroker(tmp_path, disk=disk) as broker:
+        disk.waiting.wait()
+        log_dirs = broker.broker.log_dirs
+        log_dirs._files_thread.submit(writing.wait)
+        loop = broker.call(asyncio.get_running_loop)
+        written = asyncio.run_coroutine_threadsafe(log_dirs.write_cleaner_offsets(log_dirs._dirs[0], {}), loop)
+        broker.wait(asyncio.sleep(0))
+        disk.gate.set()
+        until(lambda: held in broker.broker.partitions)
+        writing.set()
+        written.result()
+        assert decode_offsets(checkpoint.read_bytes()) == {held: 0}
+
+
 @pytest.mark.parametrize("topic", ["held", "queued"])
 def test_partitions_are_added_while_a_log_of_their_topic_is_recovered(
     recovering: tuple[ServingBroker, GatedDisk], topic: str
@@ -351,6 +379,93 @@ def test_a_coordinator_loads_when_its_log_is_open(tmp_path: Path) -> None:
         assert one.call("list_groups", 4, {}).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         disk.gate.set()
         until(lambda: error() == 0)
+
+
+def health(broker: BrokerThread) -> tuple[int, dict[str, Any]]:
+    with urllib.request.urlopen(f"http://{broker.server.metrics_address}/healthz", timeout=20) as answer:
+        return answer.status, json.load(answer)
+
+
+def gauge(broker: BrokerThread, name: str) -> dict[str, float]:
+    """The values of a metric by log dir."""
+    with urllib.request.urlopen(f"http://{broker.server.metrics_address}/metrics", timeout=20) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    (found,) = [one for one in families if one.name == name]
+    return {sample.labels["dir"]: sample.value for sample in found.samples}
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_broker_reports_the_logs_that_are_not_open_yet(tmp_path: Path, damaged: bool) -> None:
+    """`degraded` comes before `recovering`; a log that is being created is not one to recover."""
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        assert create(one, "slow", 3).error_code == create(one, "hurt").error_code == 0
+        if not damaged:
+            broker.delete("hurt")
+    if damaged:
+        shutil.rmtree(tmp_path / "hurt-0")
+    disk = GatedDisk("/slow-0/0")
+    with (
+        ServingBroker(
+            tmp_path, disk=disk, num_recovery_threads_per_data_dir=1, levada_metrics_listener="127.0.0.1:0"
+        ) as broker,
+        broker.connect() as one,
+    ):
+        disk.waiting.wait()
+        try:
+            assert create(one, "new").error_code == 0
+            status, found = health(broker)
+            assert (status, found["status"]) == (200, "degraded" if damaged else "recovering")
+            assert found["remaining_logs_to_recover"] == 3
+            assert gauge(broker, REMAINING_LOGS) == {str(tmp_path): 3}
+            problems = json.loads(Shell(broker.bootstrap)("cluster", "health", "-o", "json").out)["problems"]
+            recovering = [("recovering partition", f"slow-{index}") for index in range(3)]
+            assert [(one["problem"], one["where"]) for one in problems] == [
+                *[("offline partition", "hurt-0")] * damaged,
+                *recovering,
+            ]
+        finally:
+            disk.gate.set()
+        broker.wait(broker.broker.opened())
+        status, found = health(broker)
+        assert (status, found["status"]) == (200, "degraded" if damaged else "ok")
+        assert found["remaining_logs_to_recover"] == 0
+        assert gauge(broker, REMAINING_LOGS) == {str(tmp_path): 0}
+
+
+def test_a_log_that_is_created_is_none_to_recover(tmp_path: Path) -> None:
+    disk = GatedDisk("/orders-7")
+    with BrokerThread(tmp_path, disk=disk, levada_metrics_listener="127.0.0.1:0") as broker:
+        submit(broker, CreateTopic("orders", uuid4(), 10))
+        disk.waiting.wait()
+        try:
+            assert health(broker)[1]["status"] == "ok"
+            assert gauge(broker, REMAINING_LOGS) == {str(tmp_path): 0}
+        finally:
+            disk.gate.set()
+
+
+CHECKPOINTS = ["recovery-point-offset-checkpoint", "log-start-offset-checkpoint", "cleaner-offset-checkpoint"]
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_damaged_checkpoint_is_reported_until_the_next_start(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        assert create(one, "orders").error_code == error_of(one, "orders") == 0
+    path = tmp_path / name
+    path.write_bytes(path.read_bytes() + b"orders 0 9999\n")
+    assert run(["log", "check", str(tmp_path)]) == 1
+    assert f"-: {path}: its CRC differs" in capsys.readouterr().out
+    with BrokerThread(tmp_path, levada_metrics_listener="127.0.0.1:0") as broker, broker.connect() as one:
+        status, found = health(broker)
+        assert (status, found["status"]) == (200, "degraded")
+        assert found["damaged_checkpoints"] == [str(path)] and found["offline_partitions"] == []
+        assert gauge(broker, "levada_log_dir_damaged_checkpoints") == {str(tmp_path): 1}
+        assert error_of(one, "orders") == 0
+    with BrokerThread(tmp_path, levada_metrics_listener="127.0.0.1:0") as broker:
+        assert health(broker)[1]["status"] == "ok" and health(broker)[1]["damaged_checkpoints"] == []
+        assert gauge(broker, "levada_log_dir_damaged_checkpoints") == {str(tmp_path): 0}
 
 
 def with_confluent(bootstrap: str) -> None:

@@ -116,8 +116,8 @@ def test_the_page_cache_stays_as_it_was(tmp_path: Path) -> None:
     segment = log.segments[0]
     for disk in (ColdDisk(cold=False), ColdDisk(cold=True)):
         reads: list[int] = []
-        scrub_segment(disk, segment.path, 0, segment.size, 3, reads.append)
+        scrub_segment(disk, segment.path, 0, segment.size, 3, reads.append, contiguous=True)
         assert sum(reads) >= segment.size
         assert len(disk.dropped) == (len(reads) if disk.cold else 0)
     with pytest.raises(CorruptBatchError, match="it ends at offset 3, but the next starts at 4"):
-        scrub_segment(QuickDisk(), segment.path, 0, segment.size, 4, reads.append)
+        scrub_segment(QuickDisk(), segment.path, 0, segment.size, 4, reads.append, contiguous=True)

@@ -11,12 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.support.broker import BrokerThread, crash_image
 from tests.support.client import NoLog
+from tests.support.log_check import RECORDS, SETTINGS, check, contents, segments
 from tests.support.raw import batch, fetch, produce
 
 from levada.cli.main import run
@@ -27,47 +27,11 @@ from levada.storage.log.check import ReadOnlyDisk
 from levada.wire.batches import iterate_headers
 
 TIMEOUT_S = 30.0
-RECORDS = 40
 HUGE = 1 << 62
-SETTINGS: dict[str, Any] = {"log_segment_bytes": 1_000}
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """Two topics of several segments, stopped cleanly."""
-    with BrokerThread(tmp_path / "data", **SETTINGS) as broker, broker.connect() as one:
-        for topic in ("hurt", "whole"):
-            broker.create(topic)
-            for number in range(RECORDS):
-                assert produce(one, topic, batch(b"%d" % number)).error_code == 0
-    return tmp_path / "data"
-
-
-def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
-    return {
-        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
-def check(data: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    """The findings of a check, which must change nothing."""
-    capsys.readouterr()
-    before = contents(data)
-    code = run(["log", "check", str(data), "-o", "json"])
-    assert contents(data) == before
-    findings: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
-    assert code == bool(findings)
-    return findings
 
 
 def offline_reason(broker: BrokerThread) -> str:
     return broker.broker.log_dirs.offline_logs[Name("hurt", 0)].detail
-
-
-def segments(data: Path, topic: str = "hurt") -> list[Path]:
-    return sorted((data / f"{topic}-0").glob("*.log"))
 
 
 def flip_a_bit_in_the_middle(data: Path) -> None:
@@ -380,19 +344,26 @@ def test_an_irregular_swap_is_damage_of_its_partition(
         assert len(read_with_librdkafka(broker.bootstrap, RECORDS)) == RECORDS
 
 
+@pytest.mark.parametrize("pattern", ["leader-epoch-checkpoint", "*00.log", "*39.log"])
 def test_a_file_that_cannot_be_opened_is_damage_of_its_partition(
-    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pattern: str
 ) -> None:
+    (file,) = (data / "hurt-0").glob(pattern)
+    segments(data, "whole")[-1].write_bytes(b"")  # the damage of another partition
+
     def open_file(disk: ReadOnlyDisk, path: str, create: bool = False) -> int:
-        if path == str(data / "hurt-0" / "leader-epoch-checkpoint"):
+        if path == str(file):
             raise PermissionError(errno.EACCES, "Permission denied", path)
         return open_regular(path, os.O_RDONLY)
 
     monkeypatch.setattr(ReadOnlyDisk, "open", open_file)
-    (finding,) = check(data, capsys)
-    assert (finding["partition"], finding["problem"]) == ("hurt-0", "Permission denied")
+    (finding,) = [one for one in check(data, capsys) if one["partition"] == "hurt-0"]
+    assert (finding["file"], finding["problem"]) == (str(file), "Permission denied")
     assert run(["log", "repair", str(data), "--accept-loss"]) == 1
-    assert "make it readable" in capsys.readouterr().err
+    lines = capsys.readouterr().err.splitlines()
+    assert any(line.startswith("hurt-0: not repaired") and "make it readable" in line for line in lines)
+    assert any(line.startswith("whole-0: repaired") for line in lines)
+    assert not list(data.glob("*-repaired"))
 
 
 @pytest.mark.parametrize("kind", ["marker", "record"])
@@ -492,7 +463,7 @@ def test_partitions_of_a_log_dir_that_is_not_given_are_not_missing(
     assert finding["partition"] == "-" and finding["file"].startswith("directory.id=")
     assert finding["repair"] == "not possible: give all of log.dirs"
     before = contents(one)
-    assert run(["log", "repair", str(one), "--accept-loss"]) == 0
+    assert run(["log", "repair", str(one), "--accept-loss"]) == 1
     assert contents(one) == before and len([*one.glob("many-*")]) == 2
     assert run(["log", "check", str(one), str(other)]) == 0
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from tests.support.raw import Connection, batch, produce
 
 from levada.errors import ErrorCode
@@ -131,6 +132,20 @@ def test_settings_that_one_broker_cannot_satisfy_are_named(tmp_path: Path) -> No
         assert f"({ErrorCode(codes[name]).name})" in warning and warning.endswith(f"; set {name}=1")
 
 
+def test_a_min_isr_of_transactions_that_has_no_effect_is_named(tmp_path: Path) -> None:
+    arguments = ("--data", str(tmp_path), "--port", "0", "--set", "transaction.state.log.min.isr=2")
+    with started(*arguments) as (process, bootstrap, _):
+        producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "t", "acks": "all"})
+        producer.init_transactions(BATCH_S)
+        producer.begin_transaction()
+        producer.produce("orders", b"value")
+        producer.commit_transaction(BATCH_S)
+        process.terminate()
+        _, errors = process.communicate(timeout=BATCH_S)
+    (warning,) = [line for line in errors.splitlines() if "transaction.state.log.min.isr=2" in line]
+    assert warning.endswith("has no effect: there is one broker, and transactions work with its replica alone")
+
+
 def find_coordinator(wire: Connection, key_type: int) -> ErrorCode:
     (found,) = wire.call("find_coordinator", 6, {"key_type": key_type, "coordinator_keys": ["k"]}).coordinators
     return ErrorCode(found.error_code)
@@ -215,7 +230,7 @@ def test_a_port_that_is_taken(levada_broker: EmbeddedBroker, tmp_path: Path) -> 
 
 
 def test_metrics_that_have_another_port_say_so(tmp_path: Path) -> None:
-    """Whoever has the usual port."""
+    """Another process has the usual port."""
     with ExitStack() as held:
         with suppress(OSError):
             held.enter_context(socket.create_server(("127.0.0.1", 9404)))

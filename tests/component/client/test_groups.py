@@ -324,7 +324,7 @@ def test_a_hook_that_fails_is_reported_and_the_partitions_move(broker: EmbeddedB
 
 
 def test_a_static_member_comes_back_to_what_it_had(broker: EmbeddedBroker, group: str) -> None:
-    """Its place is kept for it, and nobody else may have it meanwhile."""
+    """Its place is kept for it, and no other member may have it meanwhile."""
     topic = broker.topic(partitions=4)
 
     async def work(client: Client) -> None:

@@ -88,7 +88,7 @@ def test_what_is_aborted_is_seen_by_nobody_who_asks_for_committed_records(broker
 
 
 def test_a_transaction_counts_in_all_its_partitions_at_once(broker: EmbeddedBroker, name: str) -> None:
-    """Until it ends, nobody who asks for committed records sees any of it, nor what is behind it."""
+    """Until it ends, readers of committed records see none of it, nor what is behind it."""
     topic, other = broker.topic(partitions=3), broker.topic()
 
     async def work(client: Client) -> None:
@@ -203,7 +203,7 @@ def test_the_last_one_to_start_has_the_transactional_id(broker: EmbeddedBroker, 
 
 
 def test_a_transaction_that_stays_open_is_aborted(broker: EmbeddedBroker, name: str) -> None:
-    """Nobody waits for a producer that hangs."""
+    """Readers do not wait for a producer that hangs."""
     topic = broker.topic()
 
     async def hang(producer: TransactionalProducer, consumer: Any) -> None:
@@ -420,7 +420,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 def test_a_transaction_is_prepared_in_one_process_and_committed_from_another(broker: EmbeddedBroker, name: str) -> None:
-    """Whoever knows id and epoch ends it; the second time is no error, the other way is one."""
+    """A client that knows id and epoch ends it; the second time is no error, the other way is one."""
     topic = broker.topic()
     gone = subprocess.run(
         [sys.executable, "-c", PREPARER, broker.bootstrap, name, topic], stdout=subprocess.PIPE, timeout=60

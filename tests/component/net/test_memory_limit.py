@@ -21,7 +21,7 @@ LOOPS = {"uvloop": new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
 def gathered(server: Server) -> int:
-    """Bytes that lie with connections, whoever counts them."""
+    """Bytes that connections hold, by any counter."""
     return server.call(
         lambda: sum(
             len(one._held) + (0 if one._frame is None else len(one._frame)) for one in server.listeners[0].connections
@@ -212,7 +212,7 @@ class Scene:
 
 @pytest.mark.parametrize("seed", range(300))
 def test_whatever_happens_every_request_is_begun_once_and_in_order(seed: int) -> None:
-    """Nobody is paused for ever: when all that held a connection back is over, all of it is served."""
+    """No connection is paused for ever: when memory is free again, all its requests are served."""
     scene = Scene(seed)
     events = [scene.receive] * 4 + [scene.end_iteration] * 4
     events += [scene.go_on, scene.answer, scene.slow, scene.take]

@@ -13,7 +13,8 @@ from tests.support.logs import QuickDisk, append, open_log
 from levada.model import TopicPartition
 from levada.storage.disk import OsDisk
 from levada.storage.log.deletion import rename_deleted_log
-from levada.storage.log_dir import LogDir, LogDirError, decode_uuid, encode_uuid
+from levada.storage.log_dir import LogDir, LogDirError
+from levada.storage.partition_directory import decode_uuid, encode_uuid
 
 CLUSTER = "cluster-a"
 TOPIC_ID = uuid.UUID("01234567-89ab-cdef-0123-456789abcdef")
@@ -96,6 +97,7 @@ def test_partitions_without_meta_properties_are_refused(tmp_path: Path) -> None:
         ("version=0\ncluster.id=abc\nbroker.id=1\n", ()),  # with ZooKeeper
         (None, ("bootstrap.checkpoint",)),
         (None, ("__cluster_metadata-0/00000000000000000000.log", "orders-0/00000000000000000000.log")),
+        (None, ("recovery-point-offset-checkpoint", "orders-0/00000000000000000000.log")),
     ],
 )
 def test_a_data_directory_of_apache_kafka_is_recognised_and_left_alone(
@@ -103,7 +105,7 @@ def test_a_data_directory_of_apache_kafka_is_recognised_and_left_alone(
 ) -> None:
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
+        (tmp_path / name).write_bytes(b"0\n0\n" if name.startswith("recovery") else b"")
     if meta is not None:
         (tmp_path / "meta.properties").write_text(meta)
     before = sorted(path.name for path in tmp_path.rglob("*"))
@@ -112,6 +114,17 @@ def test_a_data_directory_of_apache_kafka_is_recognised_and_left_alone(
     assert sorted(path.name for path in tmp_path.rglob("*") if path.name != ".lock") == before
 
 
+def test_an_own_directory_without_meta_properties_is_not_taken_for_kafkas(tmp_path: Path) -> None:
+    log_dir = open_dir(tmp_path)
+    log_dir.write_recovery_points({TopicPartition("a", 0): 5})
+    log_dir.create_partition(TopicPartition("a", 0), TOPIC_ID)
+    log_dir.close(clean=True)
+    (tmp_path / "meta.properties").unlink()
+    with pytest.raises(LogDirError, match=r"holds partitions but no meta\.properties"):
+        open_dir(tmp_path)
+
+
+@pytest.mark.slow
 def test_bits_turned_in_the_small_files_are_refused_or_harmless(tmp_path: Path) -> None:
     """Never a crash of another kind than the one that says what is wrong."""
     log_dir = open_dir(tmp_path)
@@ -230,9 +243,7 @@ def test_a_changed_topic_id_is_found(tmp_path: Path) -> None:
     log_dir.close(clean=False)
 
 
-@pytest.mark.parametrize(
-    "name", ["meta.properties", "recovery-point-offset-checkpoint", ".kafka_cleanshutdown", ".lock"]
-)
+@pytest.mark.parametrize("name", ["meta.properties", ".lock"])
 def test_a_directory_in_the_place_of_a_file_is_named(tmp_path: Path, name: str) -> None:
     open_dir(tmp_path).close(clean=True)
     (tmp_path / name).unlink()
@@ -282,7 +293,7 @@ def test_partitions_are_created_found_and_deleted(tmp_path: Path) -> None:
     log_dir.delete_partition_files()
     log_dir.delete_partition_files()
     assert sorted(name for name in os.listdir(tmp_path) if not name.startswith(".")) == [
-        "file-1", "log-start-offset-checkpoint", "lost-3", "meta.properties", "other",
+        "cleaner-offset-checkpoint", "file-1", "log-start-offset-checkpoint", "lost-3", "meta.properties", "other",
         "recovery-point-offset-checkpoint",
     ]  # fmt: skip
     log_dir.close(clean=True)

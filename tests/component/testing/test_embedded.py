@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -118,6 +119,24 @@ def test_produce_raises_what_the_broker_refuses(levada: EmbeddedBroker) -> None:
 
 
 # Records.
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [
+        (([b"a", b"b"],), {}, r"value is bytes, text or None, not list; .* levada.produce\(topic, b'a', b'b'\)"),
+        ((b"a", 5), {}, "value is bytes, text or None, not int"),
+        ((b"a",), {"key": 5}, "key is bytes, text or None, not int"),
+        ((b"a",), {"headers": {"h": 5}}, "header h is bytes, text or None, not int"),
+    ],
+)
+def test_produce_refuses_other_types(
+    levada: EmbeddedBroker, values: tuple[Any, ...], options: dict[str, Any], message: str
+) -> None:
+    topic = levada.topic()
+    with pytest.raises(TypeError, match=message):
+        levada.produce(topic, *values, **options)
+    assert levada.records(topic) == []
 
 
 def test_records_of_open_and_aborted_transactions_are_left_out(levada: EmbeddedBroker) -> None:

@@ -31,7 +31,7 @@ class GroupChecks:
         self.generation = 0
         self.generation_before = 0  # of a group that was deleted; one of its name counts from the start again
 
-    # What is told.
+    # Responses.
 
     def assigned(
         self,

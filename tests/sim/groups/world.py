@@ -92,7 +92,7 @@ class GroupWorld(EventWorld):
         self.broker.groups.shard(group).submit(decide).add_done_callback(give)
 
     def change(self, operations: list[Operation], group: str, decide: Any, give: Give) -> None:
-        """Ask for something that changes offsets; whoever hears of it has heard of all that was before."""
+        """Request a change of offsets; its response acknowledges all changes before it, too."""
         shard = self.broker.groups.shard(group)
         _ = shard.ready  # refused while it is loaded
         for operation in operations:
@@ -241,7 +241,7 @@ class GroupWorld(EventWorld):
             self.replace(member)
 
     def cut_off(self) -> None:
-        """Nobody reaches the broker for a while."""
+        """The broker is unreachable for a while."""
         self.reachable_at_ms = self.clock.ms + self.random.choice((1_000, 8_000, 20_000))
 
     def stand_still(self) -> None:

@@ -88,7 +88,7 @@ class Client:
         self.call: Call | None = None
 
     def forget(self) -> None:
-        """Whoever comes in its place knows nothing."""
+        """The client in its place knows nothing."""
         self.identity = self.transaction = self.doing = None
 
     def act(self) -> None:

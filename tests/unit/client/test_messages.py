@@ -148,9 +148,9 @@ def test_produce_response(api: Api, version: int) -> None:
 @pytest.mark.parametrize(("api", "version"), versions(data.FETCH))
 def test_fetch_request(api: Api, version: int) -> None:
     wanted = [data.FetchPosition(partition, 100 + partition.partition, 4) for partition in PARTITIONS]
-    body = data.write_fetch(version, wanted, TOPICS, data.FetchLimits(500, 2, 3, 1))
+    body = data.write_fetch(version, wanted, TOPICS, data.FetchLimits(500, 2, 3, 1, 7))
     request = as_kio_reads(api, version, body)
-    assert (request.max_wait.total_seconds(), request.min_bytes, request.max_bytes) == (0.5, 1, 2)
+    assert (request.max_wait.total_seconds(), request.min_bytes, request.max_bytes) == (0.5, 7, 2)
     assert (request.isolation_level, request.session_id, request.session_epoch) == (1, 0, -1)
     asked = {
         (topic_of(topic, version), part.partition): (part.fetch_offset, part.current_leader_epoch)

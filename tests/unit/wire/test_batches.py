@@ -15,7 +15,8 @@ from kio.records.readers import read_batch
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec, TimestampType
 from levada.wire import batches, compression
-from levada.wire.batches import HEADER_BYTES, Record
+from levada.wire.batches import HEADER_BYTES, Record, TooManyHeadersError
+from levada.wire.compression import DecompressedTooLargeError
 
 blobs = st.none() | st.binary(max_size=300)
 headers = st.lists(st.tuples(st.text(max_size=20), blobs), max_size=4).map(tuple)
@@ -89,11 +90,13 @@ BOMBS = {
 }
 
 
+@pytest.mark.parametrize("limit_bytes", [0, 16 << 10, 1 << 20, (40 << 20) - 1])
 @pytest.mark.parametrize("codec", BOMBS)
-def test_a_decompression_bomb_is_refused(codec: Codec) -> None:
-    with pytest.raises(KafkaError) as refused:
-        compression.decompress(codec, memoryview(BOMBS[codec]), 1 << 20)
+def test_a_decompression_bomb_is_too_large(codec: Codec, limit_bytes: int) -> None:
+    with pytest.raises(DecompressedTooLargeError) as refused:
+        compression.decompress(codec, memoryview(BOMBS[codec]), limit_bytes)
     assert refused.value.code is ErrorCode.CORRUPT_MESSAGE
+    assert len(compression.decompress(codec, memoryview(BOMBS[codec]), 40 << 20)) == 40 << 20
 
 
 @pytest.mark.parametrize("codec", BOMBS)
@@ -103,8 +106,20 @@ def test_garbage_is_refused(codec: Codec) -> None:
         data = memoryview(random.randbytes(size))
         if codec is Codec.SNAPPY and not size:
             continue  # raw snappy of nothing is nothing
-        with pytest.raises(KafkaError):
+        with pytest.raises(KafkaError) as refused:
             compression.decompress(codec, data, 1 << 20)
+        assert refused.value.code is ErrorCode.CORRUPT_MESSAGE
+        assert not isinstance(refused.value, DecompressedTooLargeError) or codec is Codec.SNAPPY  # it states a size
+
+
+@pytest.mark.parametrize("limit_bytes", [16 << 10, 1 << 20])
+@pytest.mark.parametrize("codec", BOMBS)
+def test_records_that_end_early_are_not_too_large(codec: Codec, limit_bytes: int) -> None:
+    whole = compression.compress(codec, Random(codec).randbytes(10_000))
+    for size in (17, 100, 5_000, len(whole) - 1):
+        with pytest.raises(KafkaError, match="cannot be decompressed") as refused:
+            compression.decompress(codec, memoryview(whole)[:size], limit_bytes)
+        assert refused.value.code is ErrorCode.CORRUPT_MESSAGE
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -139,6 +154,16 @@ def test_raw_snappy_of_librdkafka_is_read() -> None:
         bytes(compression.decompress(Codec.SNAPPY, memoryview(bytes(cramjam.snappy.compress_raw(data))), 1 << 20))
         == data
     )
+
+
+def test_headers_are_counted_before_they_are_decoded() -> None:
+    sent = [Record(number, 0, None, b"", (("name", b"value"),) * 500) for number in range(2)]
+    batch = memoryview(batches.encode(sent))
+    assert list(batches.iterate(batch, headers_max=1_000)) == sent
+    found = batches.iterate(batch, headers_max=999)
+    assert next(found) == sent[0]
+    with pytest.raises(TooManyHeadersError):
+        next(found)
 
 
 @pytest.mark.parametrize("codec", Codec)

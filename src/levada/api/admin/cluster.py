@@ -218,7 +218,7 @@ def _topic(topic: TopicImage, partitions: Iterable[Any]) -> Any:
         error_code=ErrorCode.NONE,
         name=topic.name,
         topic_id=topic.id,
-        is_internal=topic_names.is_internal(topic.name),
+        is_internal=topic_names.is_hidden(topic.name),
         partitions=tuple(partitions),
     )
 
@@ -310,7 +310,7 @@ def _page(context: RequestContext, name: str, first: int, room: int) -> Any:
         error_code=ErrorCode.NONE,
         name=name,
         topic_id=topic.id,
-        is_internal=topic_names.is_internal(name),
+        is_internal=topic_names.is_hidden(name),
         partitions=tuple(
             response.DescribeTopicPartitionsResponsePartition(
                 **_state(context, topic, index), eligible_leader_replicas=(), last_known_elr=()

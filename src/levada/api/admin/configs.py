@@ -5,7 +5,6 @@ configuration, the default. DescribeConfigs returns all of them as synonyms, in 
 the order of Kafka, which is that of a Java HashMap.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import IntEnum
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from levada.api.registry import handles
 from levada.api.request import UNTHROTTLED, RequestContext
+from levada.api.slices import map_in_slices
 from levada.broker.broker import Broker
 from levada.broker.coordinator.runtime import java_hash
 from levada.config.broker import BROKER_SETTINGS
@@ -199,13 +199,11 @@ async def _describe_in_slices(
     context: RequestContext, request: "describe_configs_v4.DescribeConfigsRequest", resources: list[Any]
 ) -> "describe_configs_v4.DescribeConfigsResponse":
     inherited = inherited_entries(context.broker)
-    results: list[Any] = []
-    async with context.broker.large_requests:
-        for resource in resources:
-            if len(results) % RESOURCES_PER_ITERATION == 0:
-                await asyncio.sleep(0)
-            results.append(_describe(context, request, resource, inherited))
-    return _described(results)
+
+    def describe(resource: Any) -> Any:
+        return _describe(context, request, resource, inherited)
+
+    return _described(await map_in_slices(context.broker, describe, resources, RESOURCES_PER_ITERATION))
 
 
 def _described(results: Iterable[Any]) -> "describe_configs_v4.DescribeConfigsResponse":

@@ -1,12 +1,12 @@
 """Handler of DescribeLogDirs: the log dirs, and the partitions in them with their sizes."""
 
-import asyncio
 import os
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, TypeAlias
 
 from levada.api.registry import handles
 from levada.api.request import UNTHROTTLED, RequestContext
+from levada.api.slices import map_in_slices
 from levada.broker.partition.partition import Partition
 from levada.errors import ErrorCode
 from levada.wire.schema.lazy_imports import lazy_imports
@@ -29,7 +29,8 @@ def describe_log_dirs(
     if len(partitions) > PARTITIONS_PER_ITERATION:
         return _describe_in_slices(context, partitions)
     topics: TopicsByDir = {}
-    _describe(context, partitions, topics)
+    for partition in partitions:
+        _describe(context, partition, topics)
     return _described(context, topics)
 
 
@@ -37,10 +38,11 @@ async def _describe_in_slices(
     context: RequestContext, partitions: Sequence[Partition]
 ) -> "describe_log_dirs_v5.DescribeLogDirsResponse":
     topics: TopicsByDir = {}
-    async with context.broker.large_requests:
-        for start in range(0, len(partitions), PARTITIONS_PER_ITERATION):
-            await asyncio.sleep(0)
-            _describe(context, partitions[start : start + PARTITIONS_PER_ITERATION], topics)
+
+    def describe(partition: Partition) -> None:
+        _describe(context, partition, topics)
+
+    await map_in_slices(context.broker, describe, partitions, PARTITIONS_PER_ITERATION)
     return _described(context, topics)
 
 
@@ -52,20 +54,18 @@ def _requested(context: RequestContext, request: "describe_log_dirs_v5.DescribeL
     return [partitions[name] for name in names if name in partitions]
 
 
-def _describe(context: RequestContext, partitions: Iterable[Partition], topics: TopicsByDir) -> None:
-    """Add the partitions that are served to the topics of their log dirs."""
-    log_dirs, response = context.broker.log_dirs, describe_log_dirs_v5.response
-    for partition in partitions:
-        if not partition.offline:
-            path = log_dirs.log_dir_of(partition).path
-            topics.setdefault(path, {}).setdefault(partition.topic, []).append(
-                response.DescribeLogDirsPartition(
-                    partition_index=partition.index,
-                    partition_size=partition.log.size_bytes,
-                    offset_lag=0,
-                    is_future_key=False,
-                )
-            )
+def _describe(context: RequestContext, partition: Partition, topics: TopicsByDir) -> None:
+    """Add a partition that is served to the topics of its log dir."""
+    if partition.offline:
+        return
+    path = context.broker.log_dirs.log_dir_of(partition).path
+    described = describe_log_dirs_v5.response.DescribeLogDirsPartition(
+        partition_index=partition.index,
+        partition_size=partition.log.size_bytes,
+        offset_lag=0,
+        is_future_key=False,
+    )
+    topics.setdefault(path, {}).setdefault(partition.topic, []).append(described)
 
 
 def _described(context: RequestContext, topics: TopicsByDir) -> "describe_log_dirs_v5.DescribeLogDirsResponse":

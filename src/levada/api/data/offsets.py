@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from levada.api.registry import handles
 from levada.api.request import UNTHROTTLED, RequestContext
+from levada.api.slices import map_in_slices
 from levada.broker.partition.partition import READ_COMMITTED, Partition
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
@@ -31,12 +33,17 @@ EARLIEST_PENDING_UPLOAD = -6
 TIMESTAMP_VERSIONS = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 NOT_FOUND = (-1, -1)
 HIGH_WATERMARK = -1  # DeleteRecords: all records up to it
+PARTITIONS_PER_ITERATION = 200  # a search by timestamp reads from the log of each
+DELETIONS_PER_ITERATION = 20  # each stores the leader epochs
+
+TopicResults: TypeAlias = tuple[tuple[str, tuple[Any, ...]], ...]  # the results of the partitions of each topic
+Response = TypeVar("Response")
 
 
 @handles("list_offsets", versions=range(1, 12))
 def list_offsets(
     context: RequestContext, request: "list_offsets_v11.ListOffsetsRequest"
-) -> "list_offsets_v11.ListOffsetsResponse":
+) -> "list_offsets_v11.ListOffsetsResponse | Awaitable[Any]":
     """Return the offset for a timestamp, or the earliest or latest one.
 
     v2 isolation level; v4 leader epochs; v7 max timestamp (KIP-734); v8, v9 and v11 tiered storage, of which there is
@@ -65,19 +72,19 @@ def list_offsets(
     def failure(requested: Any, error: KafkaError) -> Any:
         return response.ListOffsetsPartitionResponse(partition_index=requested.partition_index, error_code=error.code)
 
-    topics = tuple(
-        response.ListOffsetsTopicResponse(
-            name=topic.name,
-            partitions=_per_partition(context, topic.name, _each_once(topic.partitions), handle, failure),
+    def respond(results: TopicResults) -> "list_offsets_v11.ListOffsetsResponse":
+        topics = tuple(
+            response.ListOffsetsTopicResponse(name=name, partitions=partitions) for name, partitions in results
         )
-        for topic in request.topics
-    )
-    return response.ListOffsetsResponse(throttle_time=UNTHROTTLED, topics=topics)
+        return response.ListOffsetsResponse(throttle_time=UNTHROTTLED, topics=topics)
+
+    topics = [(topic.name, _each_once(topic.partitions)) for topic in request.topics]
+    return _for_each_partition(context, topics, handle, failure, respond)
 
 
-def _each_once(requested: Sequence[Any]) -> Iterable[Any]:
+def _each_once(requested: Iterable[Any]) -> Sequence[Any]:
     """Each partition once, even if the request repeats it."""
-    return {partition.partition_index: partition for partition in requested}.values()
+    return list({partition.partition_index: partition for partition in requested}.values())
 
 
 def _find(partition: Partition, timestamp: int, isolation_level: int) -> tuple[int, int]:
@@ -129,19 +136,18 @@ def delete_records(
             partition_index=requested.partition_index, low_watermark=-1, error_code=error.code
         )
 
-    topics = tuple(
-        response.DeleteRecordsTopicResult(
-            name=topic.name, partitions=_per_partition(context, topic.name, topic.partitions, handle, failure)
-        )
-        for topic in request.topics
-    )
-    return _when_durable(context, advanced, topics)
+    topics = [(topic.name, topic.partitions) for topic in request.topics]
+    results = _for_each_partition(context, topics, handle, failure, tuple, per_iteration=DELETIONS_PER_ITERATION)
+    return _when_durable(context, advanced, results)
 
 
 async def _when_durable(
-    context: RequestContext, advanced: Mapping[tuple[str, int], Partition], topics: Iterable[Any]
+    context: RequestContext,
+    advanced: Mapping[tuple[str, int], Partition],
+    results: TopicResults | Awaitable[TopicResults],
 ) -> "delete_records_v2.DeleteRecordsResponse":
     """The response once the log start offsets are on disk; a partition where that fails is offline."""
+    topics = results if isinstance(results, tuple) else await results
     if advanced:
         await context.broker.log_dirs.checkpoints.durable(advanced.values())
     response = delete_records_v2.response
@@ -152,20 +158,21 @@ async def _when_durable(
             return result
         return replace(result, low_watermark=-1, error_code=ErrorCode.KAFKA_STORAGE_ERROR)
 
-    results = tuple(
-        replace(topic, partitions=tuple(checked(topic.name, result) for result in topic.partitions)) for topic in topics
+    checked_topics = tuple(
+        response.DeleteRecordsTopicResult(name=name, partitions=tuple(checked(name, result) for result in partitions))
+        for name, partitions in topics
     )
-    for topic in results:
+    for topic in checked_topics:
         deleted = sum(result.error_code == ErrorCode.NONE for result in topic.partitions)
         if deleted:
             log.info("records deleted", topic=topic.name, partitions=deleted, **context.requester.log_fields())
-    return response.DeleteRecordsResponse(throttle_time=UNTHROTTLED, topics=results)
+    return response.DeleteRecordsResponse(throttle_time=UNTHROTTLED, topics=checked_topics)
 
 
 @handles("offset_for_leader_epoch", versions=range(2, 5))
 def offset_for_leader_epoch(
     context: RequestContext, request: "offset_for_leader_epoch_v4.OffsetForLeaderEpochRequest"
-) -> "offset_for_leader_epoch_v4.OffsetForLeaderEpochResponse":
+) -> "offset_for_leader_epoch_v4.OffsetForLeaderEpochResponse | Awaitable[Any]":
     """Return the end offset of a leader epoch, by which consumers and followers detect that logs diverged.
 
     v2 adds the current leader epoch (KIP-320), v3 the replica id.
@@ -185,34 +192,46 @@ def offset_for_leader_epoch(
     def failure(requested: Any, error: KafkaError) -> Any:
         return response.EpochEndOffset(error_code=error.code, partition=requested.partition)
 
-    topics = tuple(
-        response.OffsetForLeaderTopicResult(
-            topic=topic.topic,
-            partitions=_per_partition(context, topic.topic, topic.partitions, handle, failure, attrgetter("partition")),
+    def respond(results: TopicResults) -> "offset_for_leader_epoch_v4.OffsetForLeaderEpochResponse":
+        topics = tuple(
+            response.OffsetForLeaderTopicResult(topic=name, partitions=partitions) for name, partitions in results
         )
-        for topic in request.topics
-    )
-    return response.OffsetForLeaderEpochResponse(throttle_time=UNTHROTTLED, topics=topics)
+        return response.OffsetForLeaderEpochResponse(throttle_time=UNTHROTTLED, topics=topics)
+
+    topics = [(topic.topic, topic.partitions) for topic in request.topics]
+    return _for_each_partition(context, topics, handle, failure, respond, attrgetter("partition"))
 
 
-def _per_partition(
+def _for_each_partition(
     context: RequestContext,
-    topic: str,
-    requested: Iterable[Any],
+    topics: Sequence[tuple[str, Sequence[Any]]],
     handle: Callable[[Partition, Any], Any],
     failure: Callable[[Any, KafkaError], Any],
+    respond: Callable[[TopicResults], Response],
     index_of: Callable[[Any], int] = attrgetter("partition_index"),
-) -> tuple[Any, ...]:
-    """The result of `handle` for each requested partition of a topic, or of `failure` where it fails."""
+    per_iteration: int = PARTITIONS_PER_ITERATION,
+) -> Response | Awaitable[Response]:
+    """The response from the results of `handle` for each requested partition, or of `failure` where it fails."""
 
-    def result(one: Any) -> Any:
+    def result(item: tuple[str, Any]) -> Any:
+        topic, requested = item
         try:
-            partition = context.broker.partition(topic, index_of(one))
+            partition = context.broker.partition(topic, index_of(requested))
             try:
-                return handle(partition, one)
+                return handle(partition, requested)
             except OSError as error:
                 raise partition.failed(error) from None
         except KafkaError as error:
-            return failure(one, error)
+            return failure(requested, error)
 
-    return tuple(result(one) for one in requested)
+    def by_topic(results: Iterable[Any]) -> TopicResults:
+        rest = iter(results)
+        return tuple((name, tuple(islice(rest, len(requested)))) for name, requested in topics)
+
+    async def handle_in_slices() -> Response:
+        return respond(by_topic(await map_in_slices(context.broker, result, items, per_iteration)))
+
+    items = [(name, requested) for name, partitions in topics for requested in partitions]
+    if len(items) > per_iteration:
+        return handle_in_slices()
+    return respond(by_topic(map(result, items)))

@@ -4,19 +4,18 @@ from asyncio import TimerHandle
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+from levada.api.data.large_batches import NOT_CHECKED, CheckedRules, park_and_prepare
 from levada.api.data.parked_produce import ACKS_NONE, PRODUCE, Append
-from levada.api.data.recompression import park_and_recompress
 from levada.api.data.unverified_produce import await_verification
 from levada.api.registry import handles_frames
 from levada.broker.broker import Broker
 from levada.broker.partition.partition import Partition
-from levada.broker.partition.recompression import RecompressionRequiredError
-from levada.broker.partition.validation import InvalidRecordsError
+from levada.broker.partition.record_validation import InvalidRecordsError, LargeBatchError
 from levada.broker.purgatory import PENDING, DelayedResponse
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
 from levada.net.connection import Connection
-from levada.wire.batches import CODEC_MASK, HEADER_BYTES
+from levada.wire.batches import CODEC_AT, CODEC_MASK, HEADER_BYTES
 from levada.wire.fast.produce import (
     VERSIONS,
     PartitionResult,
@@ -29,7 +28,6 @@ from levada.wire.fast.produce import (
 ACKS_ALL = -1
 ACKS_LEADER = 1
 ZSTD_FROM = 7
-CODEC_AT = 22  # the byte of a batch that names its codec
 
 Entries: TypeAlias = "list[AppendedBatch | PartitionResult]"
 new_tuple = tuple.__new__  # makes a named tuple without a Python call, for each batch
@@ -143,8 +141,9 @@ def append(
     request: ProduceRequest,
     version: int,
     correlation_id: int,
-    began: float | None = None,  # this and the next: of a request that was parked
-    entries: "Entries | None" = None,
+    began: float | None = None,  # of a request that was parked
+    entries: "Entries | None" = None,  # this and the next: of one whose other batches a thread has prepared
+    checked: CheckedRules = NOT_CHECKED,
 ) -> None:
     """Append the batches of a request, whose positions are those of `view`; respond as its acks demand."""
     acks, timeout_ms, transactional_id, parts = request
@@ -152,8 +151,7 @@ def append(
         resume = _resume(broker, connection, version, correlation_id)
         if await_verification(broker, connection, view, request, version, resume):
             return
-    now_ms = broker.clock.now_ms()
-    entries = [] if entries is None else entries
+    now_ms, entries = broker.clock.now_ms(), [] if entries is None else entries
     for topic, index, start, end in parts:
         try:
             partition = broker.route(topic, index, version)
@@ -161,17 +159,17 @@ def append(
                 _check_acks(acks, partition)
             if version < ZSTD_FROM:
                 _check_codec(view, start, end, partition)
-            base_offset = partition.append(view, start, end, now_ms)
+            base_offset = partition.append(view, start, end, now_ms, checked[topic, index] if checked else None)
         except KafkaError as error:
             _fail(broker, entries, topic, index, error)
-        except RecompressionRequiredError:
+        except LargeBatchError:
             rest = request._replace(partitions=parts[parts.index((topic, index, start, end)) :])
             resume = _resume(broker, connection, version, correlation_id, entries)
-            park_and_recompress(broker, connection, view, rest, version, resume, partial(_fail, broker, entries), began)
+            park_and_prepare(broker, connection, view, rest, version, resume, partial(_fail, broker, entries), began)
             return
         else:
-            append_time_ms = now_ms if partition.rules.log_append_time else -1
-            batch = topic, partition, base_offset, partition.log.next_offset, append_time_ms
+            append_ms = now_ms if partition.rules.log_append_time else -1
+            batch = topic, partition, base_offset, partition.log.next_offset, append_ms
             entries.append(new_tuple(AppendedBatch, batch))
     if acks == ACKS_NONE:
         _close_if_failed(broker, connection, entries, began)

@@ -82,11 +82,12 @@ class LogCleaner:
         broker.partition_listeners.append(self._on_partition)
 
     def _on_partition(self, partition: Partition) -> None:
-        """Continue from the checkpoint of a log that is open now."""
+        """Continue from the checkpoint of a log that is open now; from its start if the log was truncated below it."""
         offsets = self._broker.log_dirs.log_dir_of(partition).cleaner_offsets
         offset = offsets.get(_topic_partition(partition))
-        if offset is not None and offset <= partition.log.log_end_offset:
-            self._cleaned[partition] = CleanedUpTo(offset, partition.log.truncations)
+        if offset is not None:
+            start, end = partition.log.log_start_offset, partition.log.log_end_offset
+            self._cleaned[partition] = CleanedUpTo(offset if offset <= end else start, partition.log.truncations)
 
     def start(self) -> None:
         """Start the cleaner tasks."""
@@ -197,6 +198,8 @@ class LogCleaner:
             io_bytes_per_second=config.log_cleaner_io_max_bytes_per_second / processes,
         )
         by_base = {segment.base_offset: segment for segment in sources}
+        if partition not in self._cleaned:  # from now on a gap between its offsets is no damage
+            await self._checkpoint(partition, CleanedUpTo(segments.log_start_offset, truncations))
         async with aclosing(process.clean(job)) as reports:
             async for report in reports:
                 if partition.offline or truncations != segments.truncations:
@@ -205,7 +208,7 @@ class LogCleaner:
                     case CleanedSegment():
                         self._swap(partition, [by_base[base] for base in report.replaced], report)
                     case CleaningFinished():
-                        self._finished(partition, CleanedUpTo(report.end_offset, truncations), report)
+                        await self._finished(partition, CleanedUpTo(report.end_offset, truncations), report)
                     case CleaningFailed(errno=errno.ENOENT) if any(segment.deleted for segment in sources):
                         raise LogChangedError("segments were deleted by retention")
                     case CleaningFailed():
@@ -221,15 +224,23 @@ class LogCleaner:
             raise CleanerDiedError(f"the log is offline: {error}") from None
         self._broker.log_dirs.complete_swap(partition)
 
-    def _finished(self, partition: Partition, cleaned: CleanedUpTo, report: CleaningFinished) -> None:
+    async def _checkpoint(self, partition: Partition, cleaned: CleanedUpTo) -> None:
+        """Store up to where a log is cleaned."""
+        self._cleaned[partition] = cleaned
+        log_dirs = self._broker.log_dirs
+        offsets = {one: known.end_offset for one, known in self._cleaned.items()}
+        try:
+            await log_dirs.write_cleaner_offsets(log_dirs.log_dir_of(partition), offsets)
+        except OSError as error:
+            log_dirs.failed(partition, error)
+            raise CleanerDiedError(f"the log is offline: {error}") from None
+
+    async def _finished(self, partition: Partition, cleaned: CleanedUpTo, report: CleaningFinished) -> None:
         self._metrics.cleanings += 1
         self._metrics.bytes_read += report.bytes_read
         self._metrics.bytes_written += report.bytes_written
         self._uncleanable.pop(partition, None)
-        self._cleaned[partition] = cleaned
-        log_dirs = self._broker.log_dirs
-        offsets = {one: known.end_offset for one, known in self._cleaned.items()}
-        log_dirs.write_cleaner_offsets(log_dirs.log_dir_of(partition), offsets)
+        await self._checkpoint(partition, cleaned)
         log.info(
             "log compacted",
             partition=str(_topic_partition(partition)),

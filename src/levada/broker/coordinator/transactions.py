@@ -25,6 +25,7 @@ log = EventLog(__name__)
 
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
 TRANSACTION_KEYS: Final = 1  # FindCoordinator's key type of transactions
+MARKERS_PER_ITERATION: Final = 200  # of one transaction, whose others wait for the next loop iteration
 RETRY_S: Final = 0.02
 RETRY_S_MAX: Final = 5.0
 LOG_FROM_ATTEMPT: Final = 5  # earlier failures are common while group coordinators load
@@ -110,8 +111,14 @@ class _MarkerWriter:
     def start(self) -> None:
         if not self._missing:
             self._complete()
-        for topic_partition in sorted(self._markers.partitions):
+        self._write_some(sorted(self._markers.partitions))
+
+    def _write_some(self, topic_partitions: list[TopicPartitionKey]) -> None:
+        for topic_partition in topic_partitions[:MARKERS_PER_ITERATION]:
             self._write(topic_partition)
+        rest = topic_partitions[MARKERS_PER_ITERATION:]
+        if rest:
+            self._broker.call_later(0.0, self._write_some, rest)
 
     def _write(self, topic_partition: TopicPartitionKey) -> None:
         if self._shard.machine is not self._machine:

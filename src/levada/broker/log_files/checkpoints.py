@@ -123,19 +123,21 @@ class LogCheckpoints:
         log_dir.write_recovery_points(points)
         log_dir.write_log_start_offsets(starts)
 
-    def write_cleaner_offsets(self, log_dir: LogDir, offsets: Mapping[Partition, int]) -> None:
+    def write_cleaner_offsets(
+        self, log_dir: LogDir, offsets: Mapping[Partition, int], not_open: Mapping[TopicPartition, LogDir]
+    ) -> None:
         """Checkpoint the cleaner offsets of a log dir, without deleted partitions. Runs in a thread."""
-        kept = {
-            name: log_dir.cleaner_offsets[name]
-            for name, owner in self._not_open().items()
-            if owner is log_dir and name in log_dir.cleaner_offsets
-        }
-        cleaned = {
-            TopicPartition(partition.topic, partition.index): offset
-            for partition, offset in offsets.items()
-            if self._partitions.get(partition) is log_dir
-        }
         with self._lock:
+            kept = {
+                name: log_dir.cleaner_offsets[name]
+                for name, owner in not_open.items()
+                if owner is log_dir and name in log_dir.cleaner_offsets
+            }
+            cleaned = {
+                TopicPartition(partition.topic, partition.index): offset
+                for partition, offset in offsets.items()
+                if self._partitions.get(partition) is log_dir
+            }
             log_dir.write_cleaner_offsets(kept | cleaned)
 
     def remove(self, created: Mapping[LogDir, Sequence[TopicPartition]]) -> None:

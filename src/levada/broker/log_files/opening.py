@@ -24,7 +24,8 @@ from levada.storage.file_names import METADATA_FILE
 from levada.storage.handles import FileHandleCache
 from levada.storage.log.log import Log
 from levada.storage.log.scan import Progress
-from levada.storage.log_dir import FoundPartition, LogDir, encode_uuid
+from levada.storage.log_dir import FoundPartition, LogDir
+from levada.storage.partition_directory import encode_uuid, shared_directories
 
 Candidate = tuple[LogDir, FoundPartition]
 
@@ -56,13 +57,18 @@ class LogLocator:
         self._node_id = node_id
         self._dirs = dirs
         self._unopened = unopened  # log dirs that failed at the start: what they hold is unknown
+        self._shared: dict[str, str] = {}  # directories that are links to those of other partitions
         self.found: dict[TopicPartition, list[Candidate]] = {}
         self.logs = Counter[str]()  # in each log dir, by path
 
-    def add(self, log_dir: LogDir) -> None:
-        """Find the partitions of a log dir."""
-        for found in log_dir.partitions():
-            self.found.setdefault(found.partition, []).append((log_dir, found))
+    def find(self) -> None:
+        """Find the partitions of all log dirs."""
+        for log_dir in self._dirs:
+            for found in log_dir.partitions():
+                self.found.setdefault(found.partition, []).append((log_dir, found))
+        directories = (found.directory for candidates in self.found.values() for _, found in candidates)
+        links = {path: target for log_dir in self._dirs for path, target in log_dir.links().items()}
+        self._shared = shared_directories(links, directories)
 
     def locate(self, topic: TopicImage, index: int, config: TopicConfig) -> LogToOpen:
         """Return where the log of a partition is, or where it is created. Raises KAFKA_STORAGE_ERROR."""
@@ -70,8 +76,11 @@ class LogLocator:
         assigned = state.directory_of(self._node_id)
         candidates = self.found.pop(name, [])
         own = _own_candidates(candidates, topic.id, assigned)
+        own.sort(key=lambda candidate: candidate[1].directory in self._shared)
         if own:
-            log_dir = own[0][0]
+            log_dir, directory = own[0][0], own[0][1].directory
+            if directory in self._shared:
+                raise _storage_error(_linked(log_dir, directory, self._shared[directory]))
         else:
             self._check_new(name, topic.id, assigned, candidates)
             log_dir = self._least_used()
@@ -105,7 +114,8 @@ class LogLocator:
         else:
             former = next((log_dir for log_dir in self._dirs if log_dir.directory_id == assigned), None)
             if former is None:
-                where = f" ({', '.join(self._unopened)} is offline)" if self._unopened else ""
+                paths = ", ".join(log_dir.path for log_dir in self._dirs)
+                where = f" ({', '.join(self._unopened)} is offline)" if self._unopened else f" ({paths})"
                 detail = f"its log dir with directory.id={encode_uuid(assigned)} is offline or not in log.dirs{where}"
                 raise _storage_error(detail)
         for found in [found for log_dir, found in others if log_dir is former]:
@@ -127,12 +137,20 @@ def _foreign(log_dir: LogDir, found: FoundPartition, topic_id: UUID) -> str:
     return f"{problem}: {remedy}, or see: levada log check {log_dir.path}"
 
 
+def _linked(log_dir: LogDir, directory: str, other: str) -> str:
+    """Return why a directory is not that of its partition, and what to do."""
+    remedy = f"restore the directory of the partition, or see: levada log check {log_dir.path}"
+    return f"{directory} is a link to {other}, the directory of another partition: {remedy}"
+
+
 def _missing(log_dir: LogDir, name: TopicPartition, topic_id: UUID) -> str:
     """Return why a partition has no directory in its log dir, and what to do."""
     path = os.path.join(log_dir.path, str(name))
     if log_dir.interrupted_repair(name, topic_id):
         return f"{path} is missing: its repair was interrupted; complete it with: levada log repair {log_dir.path}"
     remedy = f"restore it, delete the topic, or see: levada log check {log_dir.path}"
+    if reason := log_dir.why_not_a_directory(name):
+        return f"{path}, the directory of the partition: {reason}; {remedy}"
     return f"{path} is missing, but the partition was in this log dir: {remedy}"
 
 

@@ -94,6 +94,7 @@ class Collector:
         yield from self._topics()
         yield from self._requests()
         yield from self._logs()
+        yield from self._log_dirs()
         yield from self._cleaner()
         yield from self._scrub()
         yield from self._groups()
@@ -153,6 +154,16 @@ class Collector:
         yield Family("kafka_log_log_logstartoffset", GAUGE, "First offset", starts)
         ends = [(labels, log.log_end_offset) for labels, log in partitions]
         yield Family("kafka_log_log_logendoffset", GAUGE, "Offset of the next record", ends)
+
+    def _log_dirs(self) -> Iterator[Family]:
+        log_dirs = self._broker.log_dirs
+        remaining = [(f'{{dir="{_escaped(path)}"}}', count) for path, count in log_dirs.remaining_logs().items()]
+        name = "kafka_log_logmanager_remaininglogstorecover"
+        yield Family(name, GAUGE, "Logs that are not open yet since the start, by log dir", remaining)
+        checkpoints = log_dirs.damaged_checkpoints().items()
+        damaged = [(f'{{dir="{_escaped(path)}"}}', len(paths)) for path, paths in checkpoints]
+        name = "levada_log_dir_damaged_checkpoints"
+        yield Family(name, GAUGE, "Checkpoints that were missing or corrupt at the start", damaged)
 
     def _cleaner(self) -> Iterator[Family]:
         metrics = self._broker.cleaner_metrics

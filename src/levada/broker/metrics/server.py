@@ -94,14 +94,19 @@ class MetricsServer:
         return _response("404 Not Found", "text/plain", b"there are /metrics and /healthz\n")
 
     def _health(self) -> dict[str, object]:
-        """What is offline. A degraded broker serves its other partitions, so that load balancers keep it."""
+        """What is offline, damaged or not open yet. Load balancers keep the broker: it serves its other partitions."""
         log_dirs = self._broker.log_dirs
         partitions = sorted(map(str, log_dirs.offline_partitions()))
+        remaining = len(log_dirs.logs_to_recover())
+        checkpoints = [path for paths in log_dirs.damaged_checkpoints().values() for path in paths]
+        is_degraded = bool(log_dirs.offline or partitions or checkpoints)
         return {
-            "status": "degraded" if log_dirs.offline or partitions else "ok",
+            "status": "degraded" if is_degraded else "recovering" if remaining else "ok",
             "offline_log_dirs": log_dirs.offline,
             "offline_partitions_count": len(partitions),
             "offline_partitions": partitions[:OFFLINE_PARTITIONS_MAX],
+            "damaged_checkpoints": checkpoints,
+            "remaining_logs_to_recover": remaining,
         }
 
     async def _exposition(self) -> bytes:

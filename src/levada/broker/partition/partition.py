@@ -13,7 +13,7 @@ from uuid import UUID
 from crc32c import crc32c
 
 from levada.broker.partition.transactions import LastStableWatch, Transactions, load_producers
-from levada.broker.partition.validation import CODEC_MAX, ValidationRules, not_appendable
+from levada.broker.partition.validation import CODEC_MAX, CheckedBy, ValidationRules, not_appendable
 from levada.broker.purgatory import Watcher
 from levada.config.topic import TopicConfig
 from levada.core.cluster.topic_names import check_deletable, is_internal
@@ -32,7 +32,6 @@ from levada.wire.batches import (
     MAGIC,
     OFFSET_LENGTH_EPOCH,
     TRANSACTIONAL_BIT,
-    decode,
     read_header,
     set_log_append_time,
 )
@@ -148,13 +147,13 @@ class Partition:
 
     # Writing.
 
-    def append(self, view: memoryview, start: int, stop: int, now_ms: int) -> int:
+    def append(self, view: memoryview, start: int, stop: int, now_ms: int, checked_by: CheckedBy = None) -> int:
         """Validate and queue the batch view[start:stop]; its base offset, also when it is a duplicate."""
         size, rules = stop - start, self.rules
         if size < HEADER_BYTES or self._internal:
             raise not_appendable(self.topic, self._internal, size)
-        fields = _unpack_checked(view, start)
-        length, magic, crc, attributes, delta, max_timestamp, producer_id, epoch, sequence, count = fields
+        header = _unpack_checked(view, start)
+        length, magic, crc, attributes, delta, max_timestamp, producer_id, epoch, sequence, count = header
         if length + LOG_OVERHEAD != size or magic != MAGIC or size > rules.message_bytes_max:
             raise rules.invalid_size(self.topic, length, magic, size)
         batch = view[start:stop]
@@ -167,21 +166,21 @@ class Partition:
             or attributes & CODEC_MASK > CODEC_MAX
             or rules.checks_batches
         ):
-            recompressed = rules.check(batch, attributes, delta, count, producer_id, now_ms)
+            recompressed = rules.check(batch, attributes, delta, count, producer_id, now_ms, checked_by is rules)
             if recompressed is not None:
-                return self.append(recompressed, 0, len(recompressed), now_ms)
+                checked_by = rules if rules.checks_records else checked_by
+                return self.append(recompressed, 0, len(recompressed), now_ms, checked_by)
         if rules.log_append_time:
             set_log_append_time(batch, now_ms)
             max_timestamp = now_ms
         elif max_timestamp - now_ms > rules.after_max_ms:
-            raise rules.invalid_timestamps(decode(batch), now_ms)
+            raise rules.invalid_timestamp(batch, count, now_ms, checked_by is rules)
         if producer_id < 0:
             return self.reserve(batch, length, count, max_timestamp, now_ms)
         if sequence < 0:
             raise KafkaError(ErrorCode.INVALID_RECORD, "a producer id without a sequence number")
         if attributes & TRANSACTIONAL_BIT:
-            append = self.transactions.append
-            return append(batch, length, count, max_timestamp, now_ms, producer_id, epoch, sequence)
+            return self.transactions.append(batch, length, count, max_timestamp, now_ms, producer_id, epoch, sequence)
         first = self.producers.check(producer_id, epoch, sequence, count)
         if first >= 0:
             return first

@@ -1,32 +1,19 @@
 """Recompresses batches that have another codec than their topic (compression.type).
 
 Records are not decoded: they are decompressed and compressed as one block of bytes. Small batches are recompressed on
-the event loop, large ones in a thread (`levada.api.data.recompression`).
+the event loop, large ones in a thread (`levada.api.data.large_batches`).
 """
 
 from dataclasses import dataclass
 from typing import Final
 
+from levada.broker.partition.record_validation import LOOP_BYTES_MAX, LargeBatchError
 from levada.config.topic import TopicConfig
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
-from levada.wire.batches import (
-    CODEC_MASK,
-    DECODED_BYTES_MAX,
-    HEADER_BYTES,
-    MAGIC,
-    crc_is_valid,
-    read_header,
-    recompress,
-)
+from levada.wire.batches import recompress
 
-RATIO_MAX: Final = 64  # records may decompress to so many times max.message.bytes
-LOOP_BYTES_MAX: Final = 16 * 1024  # batches whose records have more are recompressed in a thread
-LOOP_ZSTD_LEVEL_MAX: Final = 6  # so are those with a higher level
-
-
-class RecompressionRequiredError(Exception):
-    """A valid batch has another codec than its topic, and recompressing it would block the event loop."""
+LOOP_ZSTD_LEVEL_MAX: Final = 6  # those with a higher level are recompressed in a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +38,19 @@ class Recompression:
         return Recompression(codec, levels.get(codec), config.max_message_bytes)
 
     def on_loop(self, batch: memoryview) -> memoryview:
-        """Recompress a small valid batch. RecompressionRequiredError if it is large, or cannot be decompressed."""
+        """Recompress a small valid batch. LargeBatchError if it is large, or cannot be decompressed."""
         if len(batch) <= LOOP_BYTES_MAX and (self.codec is not Codec.ZSTD or (self.level or 0) <= LOOP_ZSTD_LEVEL_MAX):
             try:
                 return memoryview(recompress(batch, self.codec, self.level, LOOP_BYTES_MAX))
             except KafkaError:  # it is larger than it looks
                 pass
-        raise RecompressionRequiredError
+        raise LargeBatchError
 
-    def in_thread(self, batch: memoryview) -> memoryview:
-        """Recompress any batch that has another codec, but leave an invalid one to `append`.
+    def in_thread(self, batch: memoryview, limit_bytes: int) -> memoryview:
+        """Recompress any valid batch.
 
         Raises CORRUPT_MESSAGE, and MESSAGE_TOO_LARGE at once: a small batch may decompress to a large one.
         """
-        if len(batch) < HEADER_BYTES or len(batch) > self.message_bytes_max:
-            return batch
-        header = read_header(batch)
-        if header.size != len(batch) or header.magic != MAGIC or not crc_is_valid(batch):
-            return batch
-        codec = header.attributes & CODEC_MASK
-        if codec == self.codec or codec > Codec.ZSTD:
-            return batch
-        limit_bytes = min(RATIO_MAX * self.message_bytes_max, DECODED_BYTES_MAX)
         recompressed = recompress(batch, self.codec, self.level, limit_bytes)
         if len(recompressed) > self.message_bytes_max:
             detail = f"a batch of {len(recompressed)} bytes as {self.codec.name.lower()}, the codec of the topic; "

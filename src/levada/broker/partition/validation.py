@@ -1,36 +1,22 @@
-"""Record validation: the rules that a topic has for batches, and the errors of those that break them.
+"""The rules that a topic has for batches, and the errors of those that break them.
 
 `Partition.append` compares the fields of each batch on the hot path. Only a batch that fails there, or whose topic has
 rules for single records or a codec of its own, comes here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from levada.broker.partition.recompression import Recompression
-from levada.config.settings import LONG_MAX
+from levada.broker.partition.record_validation import check_keys_and_timestamps, iterate_on_loop
+from levada.config.settings import LONG_MAX, LONG_MIN
 from levada.config.topic import TopicConfig
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
-from levada.wire.batches import (
-    CODEC_MASK,
-    CONTROL_BIT,
-    LOG_OVERHEAD,
-    MAGIC,
-    TRANSACTIONAL_BIT,
-    Record,
-    decode,
-)
+from levada.wire.batches import CODEC_MASK, CONTROL_BIT, LOG_OVERHEAD, MAGIC, TRANSACTIONAL_BIT, Record
 
 CODEC_MAX = int(Codec.ZSTD)
-
-
-class InvalidRecordsError(KafkaError):
-    """A batch with invalid records: (index in the batch, message) of each, as Produce responses list them."""
-
-    def __init__(self, code: ErrorCode, detail: str, record_errors: list[tuple[int, str]]) -> None:
-        super().__init__(code, detail)
-        self.record_errors = record_errors
 
 
 @dataclass(frozen=True, slots=True)  # slots: the hot path reads its fields
@@ -42,6 +28,7 @@ class ValidationRules:
     after_max_ms: int
     log_append_time: bool  # the broker sets the timestamps
     needs_keys: bool
+    checks_records: bool  # of every batch
     recompression: Recompression | None
     checks_batches: bool  # `check` is needed for every batch
 
@@ -49,6 +36,7 @@ class ValidationRules:
     def of(config: TopicConfig) -> "ValidationRules":
         """The rules of a topic with these settings."""
         needs_keys = "compact" in config.cleanup_policy
+        checks_records = needs_keys or config.message_timestamp_before_max_ms < LONG_MAX
         recompression = Recompression.of(config)
         return ValidationRules(
             config.max_message_bytes,
@@ -56,8 +44,9 @@ class ValidationRules:
             config.message_timestamp_after_max_ms,
             config.message_timestamp_type == "LogAppendTime",
             needs_keys,
+            checks_records,
             recompression,
-            needs_keys or config.message_timestamp_before_max_ms < LONG_MAX or recompression is not None,
+            checks_records or recompression is not None,
         )
 
     def check(
@@ -68,6 +57,7 @@ class ValidationRules:
         count: int,
         producer_id: int,
         now_ms: int,
+        records_checked: bool,
     ) -> memoryview | None:
         """Check a batch that is not plain; return it with its topic's codec if it has another, else None."""
         if attributes & CONTROL_BIT:
@@ -77,29 +67,25 @@ class ValidationRules:
         if count <= 0 or count != last_offset_delta + 1:
             raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} records, but offsets for {last_offset_delta + 1}")
         codec = attributes & CODEC_MASK
-        if count >= len(batch) or codec > CODEC_MAX or self.needs_keys or self.before_max_ms < LONG_MAX:
-            self._check_records(batch, now_ms)
+        if codec > CODEC_MAX:
+            raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"codec {codec}")
+        if not records_checked and (self.checks_records or count >= len(batch)):
+            self.check_records(iterate_on_loop(batch, count), now_ms)
         recompression = self.recompression
         return None if recompression is None or codec == recompression.codec else recompression.on_loop(batch)
 
-    def _check_records(self, batch: memoryview, now_ms: int) -> None:
-        records = decode(batch)
-        if self.needs_keys:
-            _check_keys(records)
-        if not self.log_append_time:
-            invalid = self.invalid_timestamps(records, now_ms)
-            if invalid.record_errors:
-                raise invalid
-
-    def invalid_timestamps(self, records: Sequence[Record], now_ms: int) -> InvalidRecordsError:
-        """The records whose timestamp is too far from now."""
+    def check_records(self, records: Iterable[Record], now_ms: int) -> None:
+        """InvalidRecordsError for records without a key, or with a timestamp too far from now."""
         first_ms, last_ms = now_ms - self.before_max_ms, now_ms + self.after_max_ms
-        errors = [
-            (position, f"timestamp {record.timestamp} is not within [{first_ms}, {last_ms}]")
-            for position, record in enumerate(records)
-            if not first_ms <= record.timestamp <= last_ms
-        ]
-        return InvalidRecordsError(ErrorCode.INVALID_TIMESTAMP, "timestamps too far from now", errors)
+        if self.log_append_time:
+            first_ms, last_ms = LONG_MIN, LONG_MAX
+        check_keys_and_timestamps(records, self.needs_keys, first_ms, last_ms)
+
+    def invalid_timestamp(self, batch: memoryview, count: int, now_ms: int, records_checked: bool) -> KafkaError:
+        """A batch whose greatest timestamp is too late, even if those of its records are not."""
+        if not records_checked:
+            self.check_records(iterate_on_loop(batch, count), now_ms)
+        return KafkaError(ErrorCode.INVALID_TIMESTAMP, "the greatest timestamp of the batch is too far from now")
 
     def invalid_size(self, topic: str, length: int, magic: int, size: int) -> KafkaError:
         """A batch of another version, another size than its length field, or larger than max.message.bytes."""
@@ -115,11 +101,7 @@ class ValidationRules:
         )
 
 
-def _check_keys(records: Sequence[Record]) -> None:
-    why = "a compacted topic needs a key"
-    keyless = [(position, why) for position, record in enumerate(records) if record.key is None]
-    if keyless:
-        raise InvalidRecordsError(ErrorCode.INVALID_RECORD, "records without a key", keyless)
+CheckedBy: TypeAlias = ValidationRules | None  # the rules by which a thread has checked the records of a batch
 
 
 def not_appendable(topic: str, internal: bool, size: int) -> KafkaError:

@@ -99,6 +99,25 @@ def _text(name: str, value: bytes | None) -> dict[str, str | None]:
         return {f"{name}_base64": base64.b64encode(value or b"").decode()}
 
 
+def parse_json(text: bytes) -> Any:
+    """A JSON document; ValueError also for NaN and Infinity, which are no JSON, and for a field that comes twice."""
+    import json
+
+    return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_fields_once)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"not JSON ({name} is not a number of JSON)")
+
+
+def _fields_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the field {next(name for name in names if names.count(name) > 1)!r} comes twice")
+    return fields
+
+
 def from_json(fields: Any) -> dict[str, Any]:
     """The arguments of `Producer.send` from a JSON object; ValueError if it is not a record.
 
@@ -139,6 +158,8 @@ def _number(fields: dict[str, Any], name: str) -> int | None:
 
 
 def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
+    if name in fields and f"{name}_base64" in fields:
+        raise ValueError(f"{name!r} and '{name}_base64' exclude each other")
     encoded = fields.get(f"{name}_base64")
     if encoded is not None:
         return base64.b64decode(encoded, validate=True)
@@ -147,4 +168,7 @@ def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
         return None if value is None else value.encode()
     import json
 
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    except ValueError:
+        raise ValueError(f"{name} has a number that is too large") from None

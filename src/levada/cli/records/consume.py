@@ -24,8 +24,7 @@ from levada.cli.options import (
 )
 from levada.cli.output import printable
 from levada.cli.records.codecs import Formatter, formatter, to_json
-from levada.cli.records.kcat import ConsumeCommand, OutputType
-from levada.cli.records.positions import StartType, Until, UntilType, check_offset, stop_offsets
+from levada.cli.records.positions import OutputOrPosition, StartType, Until, UntilType, check_offset, stop_offsets
 from levada.cli.settings import ClientProperties
 from levada.model import TopicPartition
 
@@ -37,7 +36,12 @@ if TYPE_CHECKING:
 
 POLL_MS = 200
 TOPIC_WIDTH = 24
-GROUP_OPTIONS = ("commit_interval_ms", "instance_id", "max_poll_interval_ms")  # of a consumer in a group only
+GROUP_OPTIONS = (
+    "commit_interval_ms",
+    "delivery",
+    "instance_id",
+    "max_poll_interval_ms",
+)  # of a consumer in a group only
 RawOutput = Literal["table", "json", "jsonl"]
 
 
@@ -90,7 +94,7 @@ def _printable(value: bytes | None) -> str:
     return "-" if value is None else printable(value.decode(errors="replace"))
 
 
-@click.command(cls=ConsumeCommand)
+@click.command()
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1, shell_complete=complete_topics)
 @click.option(
     "--pattern", metavar="REGEX", help="Also the topics whose whole names match; with --group also later ones."
@@ -109,7 +113,7 @@ def _printable(value: bytes | None) -> str:
 @click.option("-K", "--key-delimiter", metavar="TEXT", help="Print key, TEXT and value.")
 @click.option("-D", "--delimiter", metavar="TEXT", default="\\n", help="The end of a record.  [default: \\n]")
 @click.option("-Z", "--null", "show_null", is_flag=True, help="Print NULL for keys and values that are null.")
-@click.option("-o", "--output", type=OutputType(), help="Print columns or JSON.")
+@click.option("-o", "--output", type=OutputOrPosition(), help="Print columns or JSON.")
 @click.option("--committed", is_flag=True, help="Print committed records only (read_committed).")
 @click.option("-q", "--quiet", is_flag=True, help="Do not print the end offsets.")
 @connection_options
@@ -179,6 +183,7 @@ def _selection(
     group = group or options.pop("group", None)
     start_of_properties = options.pop("start", "earliest")
     start = start_of_properties if start is None else start
+    options["delivery"] = "at_least_once" if options.pop("auto_commit", True) else "manual"
     if committed:
         options["isolation"] = "read_committed"
     if not given["topics"] and given["pattern"] is None:
@@ -197,9 +202,7 @@ async def _new_consumer(client: "Client", wanted: Selection) -> "Consumer":
         await require_topic(client, topic)
     options = {"start": wanted.start} | wanted.options
     if wanted.group is not None:
-        return client.consumer(
-            *wanted.topics, group=wanted.group, pattern=wanted.pattern, delivery="at_least_once", **options
-        )
+        return client.consumer(*wanted.topics, group=wanted.group, pattern=wanted.pattern, **options)
     topics = [*wanted.topics, *(await _matching(client, wanted.pattern) if wanted.pattern is not None else ())]
     if wanted.partitions:
         return client.consumer(assign=[(topic, part) for topic in topics for part in wanted.partitions], **options)

@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from levada.cli.errors import CommandError
+from levada.cli.errors import EXIT_USAGE, CommandError
 from levada.cli.options import TimeType
+from levada.cli.records.kcat import OutputType, flag_of_position
 from levada.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -33,7 +35,20 @@ class StartType(click.ParamType["Start"]):
             return int(text)
         if text.startswith("s@"):
             return TimeType().convert(text[2:], param, ctx)
+        if hint := flag_of_position(text):
+            raise CommandError(f"{text} is not where to start", EXIT_USAGE, f"try: {hint}")
         return self.fail(f"{text!r} is not beginning, end, an offset, -COUNT or s@TIME", param, ctx)
+
+
+class OutputOrPosition(OutputType):
+    """The output of `consume`; a position of kcat's -o, abbreviated or hexadecimal too, is answered with its flag."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        with suppress(ValueError):
+            text = str(int(text, 0))
+        names = (name for name in ("beginning", "end", "stored") if text and name.startswith(text))
+        return super().convert(next(names, text), param, ctx)
 
 
 class UntilType(click.ParamType[Until]):

@@ -12,8 +12,7 @@ import click
 from levada.cli.errors import DENIED, EXIT_DENIED, EXIT_NOT_FOUND, EXIT_USAGE, CommandError, did_you_mean
 from levada.cli.options import connection_options, notice, topic_argument, with_client
 from levada.cli.output import discard_output
-from levada.cli.records.codecs import from_json, unescape
-from levada.cli.records.kcat import ProduceCommand
+from levada.cli.records.codecs import from_json, parse_json, unescape
 from levada.cli.settings import ClientProperties, parse_acks, parse_settings
 from levada.errors import ErrorCode, KafkaError
 
@@ -27,7 +26,7 @@ READ_BYTES = 65_536
 RECORD_BYTES_MAX = 100 * 1024 * 1024
 
 
-@click.command(cls=ProduceCommand)
+@click.command()
 @topic_argument
 @click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(exists=True, dir_okay=False))
 @click.option("-l", "--lines", is_flag=True, help="Send each line of the files as a record, not each file.")
@@ -261,7 +260,7 @@ class RecordReader:
         import json
 
         try:
-            record = from_json(json.loads(text))
+            record = from_json(parse_json(text))
         except json.JSONDecodeError as error:
             raise CommandError(f"line {number} of the input: not JSON ({error.msg})", EXIT_USAGE) from None
         except RecursionError:

@@ -31,6 +31,8 @@ class ConsumerOptions(TypedDict, total=False):
     isolation: Isolation
     reset: Reset | None
     fetch_bytes: int
+    fetch_bytes_min: int
+    fetch_bytes_max: int
     fetch_wait_ms: int
     buffer_bytes: int
 
@@ -57,6 +59,8 @@ class Consumer:
         isolation: Isolation = "read_uncommitted",
         reset: Reset | None = None,
         fetch_bytes: int = 1_048_576,
+        fetch_bytes_min: int = 1,
+        fetch_bytes_max: int = 52_428_800,
         fetch_wait_ms: int = 500,
         buffer_bytes: int = 33_554_432,
     ) -> None:
@@ -76,6 +80,8 @@ class Consumer:
             reset=None if reset is None else (EARLIEST if reset == "earliest" else LATEST),
             isolation_level=self._isolation_level,
             fetch_bytes=fetch_bytes,
+            fetch_bytes_min=fetch_bytes_min,
+            fetch_bytes_max=fetch_bytes_max,
             fetch_wait_ms=fetch_wait_ms,
             buffer_bytes=buffer_bytes,
         )

@@ -17,8 +17,6 @@ from levada.wire.batches import iterate_headers
 if TYPE_CHECKING:
     from levada.client.client import Client
 
-FETCH_BYTES_MAX = 50 * 1024 * 1024  # of one response, all partitions together
-
 
 class PartitionState:
     """The position of the consumer in a partition, and how far ahead it has fetched."""
@@ -72,13 +70,15 @@ class Fetcher:
         reset: int | None,
         isolation_level: int,
         fetch_bytes: int,
+        fetch_bytes_min: int,
+        fetch_bytes_max: int,
         fetch_wait_ms: int,
         buffer_bytes: int,
     ) -> None:
         self._client = client
         self._policy = RetryPolicy(PARTITION_RETRIABLE, client.request_timeout_ms)
         self._reset = reset
-        self._limits = FetchLimits(fetch_wait_ms, FETCH_BYTES_MAX, fetch_bytes, isolation_level)
+        self._limits = FetchLimits(fetch_wait_ms, fetch_bytes_max, fetch_bytes, isolation_level, fetch_bytes_min)
         self._buffer_bytes = buffer_bytes
         self._loop = asyncio.get_running_loop()
         self._pool = client.pool()

@@ -8,6 +8,7 @@ from levada.errors import ErrorCode, KafkaError
 
 LENGTH_MAX: Final = 249
 INTERNAL: Final = frozenset(("__consumer_offsets", "__transaction_state", "__share_group_state"))
+OWN_PREFIX: Final = "__levada_"  # of topics in which Levada's tools keep their state
 KAFKA_METADATA: Final = "__cluster_metadata"  # Kafka's topic of cluster metadata
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
@@ -27,6 +28,14 @@ def check(name: str) -> None:
 def is_internal(name: str) -> bool:
     """Whether it is an internal topic, which holds state of brokers."""
     return name in INTERNAL
+
+
+def is_hidden(name: str) -> bool:
+    """Whether clients see it as internal and leave it out of patterns: also topics of Levada's tools.
+
+    For the broker those are ordinary topics, which any client may create, write to and delete.
+    """
+    return is_internal(name) or name.startswith(OWN_PREFIX)
 
 
 def _invalid(why: str) -> KafkaError:

@@ -40,6 +40,9 @@ log = EventLog(__name__)
 EXPIRIES_MAX: Final = 100  # transactional ids handled by one `expire`
 # After a restart, two-phase transactions wait at least so long: their owners could not renew them before.
 LOADED_GRACE_MS: Final = 3_600_000
+# Ordinary ones that can be renewed wait at least for this part of their timeout, because renewals are not journaled:
+# owners renew them three times in each timeout. Longer would hold up readers for the transactions of dead producers.
+LOADED_GRACE_OF_TIMEOUT: Final = 0.5
 UNKNOWN_PRODUCER: Final = ProducerIdAndEpoch(NO_PRODUCER_ID, NO_EPOCH)
 
 
@@ -106,7 +109,7 @@ class TransactionChanged:
 
 @dataclass(frozen=True, slots=True)
 class DeadlineMoved:
-    """A transaction has another deadline, until it changes; kept in memory only."""
+    """A transaction has a later deadline; kept in memory only."""
 
     transactional_id: str
     at_ms: int
@@ -126,6 +129,8 @@ class TransactionsMachine:
         """Give the client a producer id and epoch that fence former clients; their open transaction is aborted."""
         timeout_ms, name = self._timeout_ms(request), request.transactional_id
         current = self.transactions.get(name)
+        if request.keep_prepared and not (self.limits.two_phase_commit or (current and current.is_two_phase)):
+            raise _two_phase_not_allowed()
         if current is None:
             first = Transaction(_new_producer_id(request.new_producer_id), 0, timeout_ms, now_ms)
             return _changed(name, first, handle, InitResult(first.client))
@@ -150,10 +155,7 @@ class TransactionsMachine:
     def _timeout_ms(self, request: InitRequest) -> int:
         if request.two_phase:
             if not self.limits.two_phase_commit:
-                raise KafkaError(
-                    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-                    "two-phase commit needs transaction.two.phase.commit.enable=true",
-                )
+                raise _two_phase_not_allowed()
             return NO_TIMEOUT_MS
         if not 0 < request.timeout_ms <= self.limits.max_timeout_ms:
             raise KafkaError(
@@ -203,11 +205,27 @@ class TransactionsMachine:
         now_ms: int,
         handle: ResponseHandle,
     ) -> Outcome:
-        """AddPartitionsToTxn, AddOffsetsToTxn, and partitions that a Produce of transaction version 2 adds."""
+        """AddPartitionsToTxn, AddOffsetsToTxn, and partitions that a Produce of transaction version 2 adds.
+
+        A client of transaction version 2 has no other reason to add partitions that the transaction has: it renews the
+        transaction, whose timeout begins again.
+        """
         current = self._validate_producer(transactional_id, client)
-        if current.status is Status.ONGOING and current.partitions.issuperset(topic_partitions):
+        if not topic_partitions:  # nothing begins without a partition, and nothing is renewed
             return Outcome(responses=[(handle, None)])
+        if current.status is Status.ONGOING and current.partitions.issuperset(topic_partitions):
+            timeout_ms = self._renewable_timeout_ms(current) if version >= TRANSACTION_VERSION_2 else None
+            renewed = [] if timeout_ms is None else [DeadlineMoved(transactional_id, now_ms + timeout_ms)]
+            return Outcome(renewed, [(handle, None)])
         return _changed(transactional_id, current.with_partitions(topic_partitions, version, now_ms), handle, None)
+
+    def _renewable_timeout_ms(self, current: Transaction) -> int | None:
+        """How long after a renewal a transaction times out; None if it does not, or cannot be renewed."""
+        if current.is_two_phase:
+            return self.limits.two_phase_timeout_ms
+        if self.limits.two_phase_commit and current.version >= TRANSACTION_VERSION_2:
+            return current.timeout_ms
+        return None
 
     def _validate_producer(self, transactional_id: str, client: ProducerIdAndEpoch) -> Transaction:
         """The metadata of a client that may add partitions. PRODUCER_FENCED, CONCURRENT_TRANSACTIONS, ..."""
@@ -288,15 +306,21 @@ class TransactionsMachine:
 
     def on_loaded(self, now_ms: int) -> Outcome:
         """Write the markers of all prepared transactions, again if they were written before."""
-        renewed_ms = now_ms + min(self.limits.two_phase_timeout_ms or 0, LOADED_GRACE_MS)
         return Outcome(
             [
-                DeadlineMoved(name, max(self.deadlines.get(name) or 0, renewed_ms))
+                DeadlineMoved(name, max(self.deadlines.get(name) or 0, now_ms + grace_ms))
                 for name, current in self.transactions.items()
-                if current.status is Status.ONGOING and current.is_two_phase and self.deadlines.get(name) is not None
+                if current.status is Status.ONGOING and (grace_ms := self._loaded_grace_ms(current)) is not None
             ],
             effects=[_markers(name, current) for name, current in self.transactions.items() if current.is_completing],
         )
+
+    def _loaded_grace_ms(self, current: Transaction) -> int | None:
+        """How long an open transaction waits for a renewal after a restart; None if it cannot be renewed."""
+        timeout_ms = self._renewable_timeout_ms(current)
+        if timeout_ms is None:
+            return None
+        return min(timeout_ms, LOADED_GRACE_MS) if current.is_two_phase else int(timeout_ms * LOADED_GRACE_OF_TIMEOUT)
 
     def next_deadline_ms(self) -> int | None:
         return self.deadlines.next_ms()
@@ -308,8 +332,8 @@ class TransactionsMachine:
             current = self.transactions[name]
             if current.status is Status.ONGOING:
                 if current.is_two_phase:
-                    idle_ms = now_ms - current.last_update_ms
-                    log.warning("two-phase transaction aborted", transactional_id=name, not_renewed_for_ms=idle_ms)
+                    open_ms = now_ms - current.start_ms
+                    log.warning("two-phase transaction aborted", transactional_id=name, open_for_ms=open_ms)
                 aborted = current.prepared_timeout(now_ms)
                 events.append(TransactionChanged(name, aborted))
                 effects.append(_markers(name, aborted)._replace(timed_out=True))
@@ -334,8 +358,11 @@ class TransactionsMachine:
             self.transactions.pop(name, None)
             self.deadlines.cancel(name)
             return
+        former = self.transactions.get(name)
         self.transactions[name] = transaction
         deadline_ms = transaction.deadline_ms(self.limits.id_expiration_ms, self.limits.two_phase_timeout_ms)
+        if deadline_ms is not None and former is not None and former.status is transaction.status is Status.ONGOING:
+            deadline_ms = max(deadline_ms, self.deadlines.get(name) or 0)  # it may have been renewed
         if deadline_ms is None:
             self.deadlines.cancel(name)
         else:
@@ -409,6 +436,13 @@ def _fenced(client: ProducerIdAndEpoch, current: Transaction) -> KafkaError:
 
 def _invalid_mapping(name: str, client: ProducerIdAndEpoch) -> KafkaError:
     return KafkaError(ErrorCode.INVALID_PRODUCER_ID_MAPPING, f"producer {client.producer_id} is not that of {name!r}")
+
+
+def _two_phase_not_allowed() -> KafkaError:
+    return KafkaError(
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        "two-phase commit needs transaction.two.phase.commit.enable=true",
+    )
 
 
 def _concurrent_transactions() -> KafkaError:

@@ -3,8 +3,8 @@
 The rules are those of opening a log (`damage`); in addition every batch is read, and every entry of the indexes.
 """
 
-import errno
 import os
+from collections.abc import Iterator
 
 from levada.storage.checkpoints import LeaderEpochFileCache, LogCheckpoint, TransactionIndexChecksums
 from levada.storage.disk import FILE_ERRORS, Disk, OsDisk, open_regular
@@ -15,13 +15,14 @@ from levada.storage.log.files import LogFiles, Swap
 from levada.storage.log.indexes import NO_ENTRIES
 from levada.storage.log.scan import (
     InvalidBytes,
+    OffsetRule,
     Progress,
     SegmentScan,
     scan_segment,
     unreported,
     valid_and_invalid_batches,
 )
-from levada.storage.log.segment import CorruptBatchError, LogSegment
+from levada.storage.log.segment import CorruptBatchError, LogSegment, StoredBatch
 
 OPEN_FILES_MAX = 8
 INTERVAL_BYTES = 1 << 30  # no index is built
@@ -42,23 +43,35 @@ class CheckedLog:
     __slots__ = (
         "_checkpoint",
         "_checksums",
+        "_compacted",
         "_disk",
         "_progress",
         "damages",
         "directory",
         "end_offset",
         "files",
+        "rules",
         "segments",
     )
 
-    def __init__(self, disk: Disk, directory: str, checkpoint: LogCheckpoint, progress: Progress = unreported) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        checkpoint: LogCheckpoint,
+        *,
+        compacted: bool,
+        progress: Progress = unreported,
+    ) -> None:
         self.directory = directory
         self._disk = disk
         self._checkpoint = checkpoint
+        self._compacted = compacted  # possibly: offsets are missing in closed segments
         self._checksums = TransactionIndexChecksums(disk, directory)
         self._progress = progress
         self.damages: list[Damage] = []
         self.segments: list[LogSegment] = []
+        self.rules: dict[int, OffsetRule] = {}  # by the base offsets of the segments
         self.end_offset = checkpoint.log_start_offset or 0
 
     def check(self) -> list[Damage]:
@@ -113,26 +126,47 @@ class CheckedLog:
         try:
             segment.size = self._disk.size(segment.fd())
         except OSError as error:
-            if error.errno not in FILE_ERRORS:
+            if error.errno not in FILE_ERRORS or os.path.basename(segment.path) not in self.files.irregular:
                 raise
-            if error.errno != errno.EINVAL:  # other irregular files are listed already
-                self.damages.append(Damage(segment.path, error.strerror or str(error)))
-            return
-        contiguous = following is None
-        scan = scan_segment(segment, INTERVAL_BYTES, contiguous=contiguous, progress=self._progress)
+            return  # it is listed already
+        contiguous = following is None or not self._compacted
+        scan = scan_segment(
+            segment, INTERVAL_BYTES, contiguous=contiguous, following=following, progress=self._progress
+        )
         self.end_offset = scan.end_offset
+        self._set_rule(segment, scan, following)
         found = list(segment_damage(segment, scan.end_offset, scan, following, self._checkpoint))
         if found and scan.reason:
-            end_offset = following if following is not None else self._checkpoint.recovery_point or 0
             found = [damage for damage in found if damage.position is None]
-            for piece in valid_and_invalid_batches(segment, end_offset, contiguous):
-                if isinstance(piece, InvalidBytes):
-                    found.append(Damage(segment.path, piece.reason, piece.position, piece.offsets))
-                else:
-                    self.end_offset = piece[1].last_offset + 1
+            found += self._invalid_pieces(segment, following)
         elif following is not None or self._checkpoint.clean:
             self._check_indexes(segment, scan)
         self.damages += found
+
+    def _set_rule(self, segment: LogSegment, scan: SegmentScan, following: int | None) -> None:
+        """Set which offsets valid batches may have; after a clean shutdown the last segment has a known end, too."""
+        point, end = self._checkpoint.recovery_point, following
+        if following is None and self._checkpoint.clean and point is not None and scan.end_offset < point:
+            end = point
+        self.rules[segment.base_offset] = OffsetRule(segment.base_offset, following is None or not self._compacted, end)
+
+    def _invalid_pieces(self, segment: LogSegment, following: int | None) -> Iterator[Damage]:
+        reached = segment.base_offset
+        for piece in self.pieces(segment):
+            if isinstance(piece, InvalidBytes):
+                position, reason, reached = piece.position, piece.reason, piece.offsets.stop
+                yield Damage(segment.path, reason, position, piece.offsets, in_batch=piece.has_batch)
+            else:
+                self.end_offset = reached = piece[1].last_offset + 1
+        if following is not None and reached < following:
+            problem = f"it ends at offset {reached}, but the next segment starts at {following}"
+            yield Damage(segment.path, problem, lost=range(reached, following))
+
+    def pieces(self, segment: LogSegment) -> Iterator[StoredBatch | InvalidBytes]:
+        """Yield the valid batches of a checked segment, and the invalid bytes between them."""
+        rule = self.rules[segment.base_offset]
+        end_offset = rule.end if rule.end is not None else self._checkpoint.recovery_point or 0
+        return valid_and_invalid_batches(segment, rule, end_offset)
 
     def _check_indexes(self, segment: LogSegment, scan: SegmentScan) -> None:
         """Check the indexes that exist; a missing one is rebuilt like a wrong one."""

@@ -12,7 +12,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.storage.checkpoints import LogCheckpoint
 from levada.storage.file_names import EPOCHS_FILE, LOG_SUFFIX, SNAPSHOT_SUFFIX, file_name
 from levada.storage.log.files import LogFiles
-from levada.storage.log.scan import Progress, SegmentScan, find_batch, unreported
+from levada.storage.log.scan import OffsetRule, Progress, SegmentScan, find_following, read_valid_batch, unreported
 from levada.storage.log.segment import LogSegment
 
 
@@ -25,6 +25,7 @@ class Damage(NamedTuple):
     lost: range = range(0)  # offsets of records that cannot be read
     in_checkpoint: bool = False  # the records are there: an entry of a checkpoint is wrong
     in_index: bool = False  # the file can be rebuilt from the segments
+    in_batch: bool = False  # a whole batch fits no offset; its records are lost
 
     def __str__(self) -> str:
         at = "" if self.position is None else f" at byte {self.position}"
@@ -142,8 +143,9 @@ def _last_segment_damage(
         problem = f"the log ends at offset {end_offset}{why}, but it was fsynced up to {point}"
         yield Damage(segment.path, problem, position, range(end_offset, point))
     elif scan is not None and position is not None and not checkpoint.power_lost:
-        found = find_batch(segment.disk, segment.fd(), position, segment.size, end_offset, progress)
-        if found is not None:
+        if read_valid_batch(segment.disk, segment.fd(), position, segment.size) is not None:
+            yield Damage(segment.path, scan.reason, position, range(end_offset, end_offset + 1))
+        elif (found := _find_batch(segment, position, end_offset, progress)) is not None:
             problem = f"{scan.reason}, but valid batches follow at byte {found}"
             yield Damage(segment.path, problem, position, range(end_offset, end_offset + 1))
     if checkpoint.clean and point is not None and end_offset > point:
@@ -153,3 +155,8 @@ def _last_segment_damage(
         reach = f"ends at offset {end_offset}" if point is None else f"was fsynced up to {point}"
         problem = f"the log {reach}, but the checkpoint says that it starts at {start}"
         yield Damage(segment.path, problem, in_checkpoint=True)
+
+
+def _find_batch(segment: LogSegment, position: int, offset: int, progress: Progress) -> int | None:
+    rule = OffsetRule(segment.base_offset, contiguous=False)
+    return find_following(segment.disk, segment.fd(), position, segment.size, rule, offset, progress)

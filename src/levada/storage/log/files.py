@@ -25,7 +25,7 @@ from levada.storage.file_names import (
     file_name,
     parse_file_name,
 )
-from levada.storage.log.scan import valid_batches
+from levada.storage.log.scan import OffsetRule, valid_batches
 from levada.storage.log.segment import CorruptBatchError, read_batches
 
 
@@ -114,7 +114,7 @@ def _end_offset(disk: Disk, path: str, base_offset: int) -> tuple[int, int]:
     try:
         end_offset, size = base_offset, disk.size(fd)
         batches = read_batches(disk, fd, path, 0, size, whole=True)
-        for _, header, _ in valid_batches(batches, path, base_offset, contiguous=False):
+        for _, header, _ in valid_batches(batches, path, OffsetRule(base_offset, contiguous=False)):
             end_offset = header.last_offset + 1
         return end_offset, size
     finally:

@@ -221,7 +221,7 @@ def check_segment(
     verified = verified_end_offset(segment, interval) if durable else None
     if verified is not None:
         return CheckedSegment(segment, verified, None, durable)
-    scan = scan_segment(segment, interval, contiguous=following is None, progress=progress)
+    scan = scan_segment(segment, interval, contiguous=following is None, following=following, progress=progress)
     return CheckedSegment(segment, scan.end_offset, scan, durable)
 
 

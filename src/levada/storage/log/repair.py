@@ -29,15 +29,15 @@ from levada.storage.file_names import (
 from levada.storage.log.check import CheckedLog
 from levada.storage.log.damage import Damage
 from levada.storage.log.files import LogFiles
-from levada.storage.log.scan import InvalidBytes, valid_and_invalid_batches
+from levada.storage.log.scan import InvalidBytes
 from levada.storage.log.segment import RELATIVE_OFFSET_MAX, LogSegment
 from levada.storage.log_dir import (
     CLEANER_FILE,
     LOG_STARTS_FILE,
     RECOVERY_POINTS_FILE,
     LogDir,
-    encode_partition_metadata,
 )
+from levada.storage.partition_directory import encode_partition_metadata
 from levada.wire.batches import BatchHeader
 from levada.wire.record_filter import placeholder_batch
 
@@ -56,7 +56,8 @@ class Repaired(NamedTuple):
 
 def costs_records(damage: Damage) -> bool:
     """Whether the repair of a damage gives up records."""
-    return bool(damage.lost) or not (damage.in_checkpoint or damage.in_index or damage.position is not None)
+    is_harmless = damage.in_checkpoint or damage.in_index or damage.position is not None
+    return bool(damage.lost) or damage.in_batch or not is_harmless
 
 
 class LogRepair:
@@ -116,11 +117,13 @@ class LogRepair:
             self._copy(checked, METADATA_FILE)
         self._disk.fsync_dir(self._target)
         self._disk.fsync_dir(self._log_dir.path)  # the repaired directory is complete before the damaged one is renamed
-        self._store_log_start(self._target)
-        if checked is not None:
-            self._disk.rename(self._in_log_dir(str(self._name)), paths.damaged)
+        if checked is not None:  # a missing log counts as lost until its place is taken
+            self._store_log_start(self._target)
+        kept = None
+        if os.path.lexists(self._in_log_dir(str(self._name))):  # possibly something that is no directory
+            kept = paths.damaged
+            self._disk.rename(self._in_log_dir(str(self._name)), kept)
         self._move_in_place(paths.repaired, end_offset)
-        kept = None if checked is None else paths.damaged
         return Repaired(kept, end_offset, self._lost, self._end_is_known, frozenset(self._hanging))
 
     def complete(self, paths: RepairDirectories, end_offset: int) -> Repaired:
@@ -219,7 +222,7 @@ class LogRepair:
         end_offset, position = segment.base_offset, 0
         target = self._disk.open(path, create=True)
         try:
-            for data, header, lost in self._pieces(segment, following, before):
+            for data, header, lost in self._pieces(checked, segment, before):
                 if following is None or damaged:
                     position = write_all(self._disk, target, [data], position)
                 self._track(header, lost)
@@ -233,12 +236,10 @@ class LogRepair:
         return end_offset, before
 
     def _pieces(
-        self, segment: LogSegment, following: int | None, before: BatchHeader | None
+        self, checked: CheckedLog, segment: LogSegment, before: BatchHeader | None
     ) -> Iterator[tuple[bytes | memoryview, BatchHeader, range]]:
         """Yield the batches of the repaired segment; an empty batch with the offsets that it spans."""
-        contiguous = following is None
-        end_offset = following if following is not None else self._checkpoint.recovery_point or 0
-        for piece in valid_and_invalid_batches(segment, end_offset, contiguous):
+        for piece in checked.pieces(segment):
             if not isinstance(piece, InvalidBytes):
                 _, before, view = piece
                 yield view, before, range(0)

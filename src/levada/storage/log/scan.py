@@ -74,17 +74,19 @@ class SegmentScan:
 
 
 def scan_segment(
-    segment: LogSegment, interval: int, *, contiguous: bool, progress: Progress = unreported
+    segment: LogSegment, interval: int, *, contiguous: bool, following: int | None, progress: Progress = unreported
 ) -> SegmentScan:
     """Read a segment up to its first invalid batch; index a batch each `interval` bytes.
 
-    Compaction leaves gaps between the offsets of closed segments; without it a segment is `contiguous`.
+    Compaction leaves gaps between the offsets of closed segments; without it a segment is `contiguous`. The next
+    segment starts at `following`.
     """
     scan = SegmentScan(segment.base_offset)
     batches = read_batches(segment.disk, segment.fd(), segment.path, 0, segment.size, whole=True)
+    rule = OffsetRule(segment.base_offset, contiguous, following)
     indexed = 0
     try:
-        for position, header, _ in valid_batches(batches, segment.path, segment.base_offset, contiguous):
+        for position, header, _ in valid_batches(batches, segment.path, rule):
             scan.add(position, header)
             if position - indexed > interval:
                 entry = (header.last_offset, position, scan.max_timestamp, scan.max_timestamp_offset)
@@ -96,67 +98,44 @@ def scan_segment(
     return scan
 
 
+class OffsetRule(NamedTuple):
+    """Which offsets the batches of a segment may have."""
+
+    base_offset: int
+    contiguous: bool  # each batch starts where the one before ends
+    end: int | None = None  # which all batches are below: the base offset of the next segment
+
+    def violation(self, header: BatchHeader, expected: int) -> str:
+        """Return why a batch cannot follow one that ends before `expected`; empty if it can."""
+        if header.base_offset < expected or (self.contiguous and header.base_offset > expected):
+            return f"offset {header.base_offset} where {'' if self.contiguous else 'at least '}{expected} is expected"
+        if header.last_offset - self.base_offset > RELATIVE_OFFSET_MAX:
+            return f"offset {header.last_offset} is too far from the base offset of the segment"
+        if self.end is not None and header.last_offset >= self.end:
+            return f"offset {header.last_offset}, but the segment ends before {self.end}"
+        return ""
+
+
 def valid_batches(
-    batches: Iterator[StoredBatch], path: str, base_offset: int, contiguous: bool, expected: int | None = None
+    batches: Iterator[StoredBatch], path: str, rule: OffsetRule, expected: int | None = None
 ) -> Iterator[StoredBatch]:
     """Yield whole batches of a segment as long as they are valid; raise CorruptBatchError at the first that is not.
 
     The first has the offset `expected`, if that is not the base offset of the segment.
     """
-    expected = base_offset if expected is None else expected
+    expected = rule.base_offset if expected is None else expected
     for position, header, view in batches:
-        reason = _invalid_reason(header, view, expected, base_offset, contiguous)
+        reason = rule.violation(header, expected) or ("" if crc_is_valid(view) else "its CRC differs")
         if reason:
             raise CorruptBatchError(path, position, reason, expected)
         yield position, header, view
         expected = header.last_offset + 1
 
 
-class InvalidBytes(NamedTuple):
-    """Bytes of a segment between valid batches, and the offsets that their batches had."""
-
-    position: int
-    size: int
-    reason: str
-    offsets: range
-
-
-def valid_and_invalid_batches(
-    segment: LogSegment, end_offset: int, contiguous: bool, progress: Progress = unreported
-) -> Iterator[StoredBatch | InvalidBytes]:
-    """Yield all valid batches of a segment that should end before `end_offset`, and the invalid bytes between them."""
-    disk, fd, size = segment.disk, segment.fd(), segment.size
-    position, expected = 0, segment.base_offset
-    while position < size:
-        batches = read_batches(disk, fd, segment.path, position, size, whole=True)
-        try:
-            for one in valid_batches(batches, segment.path, segment.base_offset, contiguous, expected):
-                yield one
-                expected, position = one[1].last_offset + 1, one[0] + one[1].size
-                progress(one[1].size)
-            return
-        except CorruptBatchError as error:
-            found = find_batch(disk, fd, error.position, size, expected)
-            if found == error.position and read_header(disk.pread(fd, HEADER_BYTES, found)).base_offset <= expected:
-                found = find_batch(disk, fd, found + 1, size, expected)  # it is invalid, and not only after a gap
-            header = None if found is None else read_header(disk.pread(fd, HEADER_BYTES, found))
-            following = max(expected, end_offset) if header is None else header.base_offset
-            stop = size if found is None else found
-            yield InvalidBytes(error.position, stop - error.position, error.reason, range(expected, following))
-            position, expected = stop, following
-
-
-def _invalid_reason(header: BatchHeader, batch: memoryview, expected: int, base_offset: int, contiguous: bool) -> str:
-    """Return why a batch is invalid at its place in the log; empty if it is valid."""
-    if header.base_offset < expected or (contiguous and header.base_offset > expected):
-        return f"offset {header.base_offset} where {'' if contiguous else 'at least '}{expected} is expected"
-    if header.last_offset - base_offset > RELATIVE_OFFSET_MAX:
-        return f"offset {header.last_offset} is too far from the base offset of the segment"
-    return "" if crc_is_valid(batch) else "its CRC differs"
-
-
-def find_batch(disk: Disk, fd: int, start: int, size: int, offset: int, progress: Progress = unreported) -> int | None:
-    """Return the position of the first batch after `start` that is valid and has an offset of at least `offset`."""
+def find_batch(
+    disk: Disk, fd: int, start: int, size: int, accepts: Callable[[int], bool], progress: Progress = unreported
+) -> int | None:
+    """Return the first position from `start` on where a batch may begin that is accepted."""
     position = start
     while position < size:
         position = max(position, disk.next_data(fd, position) - MAGIC_POSITION)  # zeros before the magic may be a hole
@@ -164,7 +143,7 @@ def find_batch(disk: Disk, fd: int, start: int, size: int, offset: int, progress
         at = block.find(MAGIC_BYTE, MAGIC_POSITION)
         while at >= 0:
             candidate = position + at - MAGIC_POSITION
-            if _is_batch(disk, fd, candidate, size, offset):
+            if accepts(candidate):
                 return candidate
             at = block.find(MAGIC_BYTE, at + 1)
         progress(len(block))
@@ -174,21 +153,154 @@ def find_batch(disk: Disk, fd: int, start: int, size: int, offset: int, progress
     return None
 
 
-def _is_batch(disk: Disk, fd: int, position: int, size: int, offset: int) -> bool:
-    """Whether a valid batch starts at a position, and the batch after it, if there is one, has a higher offset."""
+def find_following(
+    disk: Disk, fd: int, start: int, size: int, rule: OffsetRule, expected: int, progress: Progress = unreported
+) -> int | None:
+    """Return the position of the first valid batch that can follow `expected`, possibly after lost offsets.
+
+    A last batch that directly follows the previous one with a higher offset has a wrong offset: a lost write would
+    leave bytes between them.
+    """
+
+    def accepts(position: int) -> bool:
+        header = read_valid_batch(disk, fd, position, size)
+        if header is None or not expected <= header.base_offset <= expected + CANDIDATE_OFFSETS_MAX:
+            return False
+        if rule.violation(header, header.base_offset):
+            return False
+        after = disk.pread(fd, HEADER_BYTES, position + header.size)
+        if len(after) < HEADER_BYTES or (following := read_header(after)).magic != MAGIC:
+            return position > start or not rule.contiguous or rule.end is not None
+        step = following.base_offset - header.last_offset
+        return step == 1 or (step > 1 and not rule.contiguous)
+
+    return find_batch(disk, fd, start, size, accepts, progress)
+
+
+def read_valid_batch(disk: Disk, fd: int, position: int, size: int) -> BatchHeader | None:
+    """Return the header of the batch at a position of a file of `size` bytes; None if there is no valid one."""
     data = disk.pread(fd, HEADER_BYTES, position)
     if len(data) < HEADER_BYTES:
-        return False
+        return None
     header = read_header(data)
     plausible = (
         header.magic == MAGIC
-        and offset <= header.base_offset <= offset + CANDIDATE_OFFSETS_MAX
         and header.last_offset_delta >= 0
         and HEADER_BYTES - LOG_OVERHEAD <= header.batch_length <= size - position - LOG_OVERHEAD
     )
-    if not plausible or not crc_is_valid(memoryview(disk.pread(fd, header.size, position))):
-        return False
-    following = disk.pread(fd, HEADER_BYTES, position + header.size)
-    if len(following) < HEADER_BYTES or (after := read_header(following)).magic != MAGIC:
-        return True
-    return after.base_offset > header.last_offset
+    return header if plausible and crc_is_valid(memoryview(disk.pread(fd, header.size, position))) else None
+
+
+class InvalidBytes(NamedTuple):
+    """Bytes of a segment between valid batches, and the offsets that their batches had."""
+
+    position: int
+    size: int
+    reason: str
+    offsets: range
+    has_batch: bool = False  # a whole batch that fits no offset is among them
+
+
+def valid_and_invalid_batches(
+    segment: LogSegment, rule: OffsetRule, end_offset: int
+) -> Iterator[StoredBatch | InvalidBytes]:
+    """Yield all valid batches of a segment that should end before `end_offset`, and the invalid bytes between them."""
+    disk, fd, size = segment.disk, segment.fd(), segment.size
+    position, expected, before = 0, segment.base_offset, memoryview(b"")
+    while position < size:
+        batches = read_batches(disk, fd, segment.path, position, size, whole=True)
+        try:
+            valid = valid_batches(batches, segment.path, rule, expected)
+            for one in _without_contradictions(segment, valid, expected):
+                yield one
+                expected, position, before = one[1].last_offset + 1, one[0] + one[1].size, one[2]
+            return
+        except CorruptBatchError as error:
+            search = error.resume if isinstance(error, ContradictingOffsetsError) else error.position
+            found = find_following(disk, fd, search, size, rule, expected)
+            stop = size if found is None else found
+            if found is not None:
+                following = read_header(disk.pread(fd, HEADER_BYTES, found)).base_offset
+            else:
+                following = max(expected + _offsets_at(segment, error.position, rule), end_offset)
+            offsets = range(expected, following)
+            has_batch = not offsets and _has_other_batch(segment, error.position, stop, before)
+            yield InvalidBytes(error.position, stop - error.position, error.reason, offsets, has_batch)
+            position, expected = stop, following
+
+
+class ContradictingOffsetsError(CorruptBatchError):
+    """Two batches of a compacted segment have offsets that contradict each other, and the first may be wrong.
+
+    For example a batch at offset 900 is followed by one at offset 120.
+    """
+
+    def __init__(self, path: str, position: int, reason: str, offset: int, resume: int) -> None:
+        super().__init__(path, position, reason, offset)
+        self.resume = resume  # the first position whose batch may be right
+
+
+def _without_contradictions(
+    segment: LogSegment, batches: Iterator[StoredBatch], expected: int
+) -> Iterator[StoredBatch]:
+    """Yield valid batches, but not one after a gap whose offset contradicts the batch behind it.
+
+    The offset of a batch is not in its CRC. A batch that starts where the one before ends is right. After a gap of
+    compaction both batches may be wrong: the second is right only if it ends where a third starts.
+
+    Where batches end at offset 99 and continue at 900, 120-129 and 130, the one at 900 is wrong: 120-129 and 130 agree.
+    If 300 follows in place of 130, those at 900 and at 120 count as wrong.
+    """
+    previous: StoredBatch | None = None
+    try:
+        for one in batches:
+            if previous is not None:
+                yield previous
+                expected = previous[1].last_offset + 1
+            previous = one
+    except CorruptBatchError as error:
+        if previous is not None:
+            _check_offsets(segment, previous, expected, error.position)
+            yield previous
+        raise
+    if previous is not None:
+        yield previous
+
+
+def _check_offsets(segment: LogSegment, previous: StoredBatch, expected: int, position: int) -> None:
+    """Raise ContradictingOffsetsError if the batch at a position is whole, but fits before the previous one.
+
+    The batch before the previous one ends before `expected`.
+    """
+    disk, fd = segment.disk, segment.fd()
+    header = read_valid_batch(disk, fd, position, segment.size)
+    if header is None or previous[1].base_offset == expected:
+        return
+    if expected <= header.base_offset <= previous[1].last_offset:
+        third = read_valid_batch(disk, fd, position + header.size, segment.size)
+        is_right = third is not None and third.base_offset == header.last_offset + 1
+        reason = f"offset {previous[1].base_offset}, but {header.base_offset} follows"
+        resume = position if is_right else position + header.size
+        raise ContradictingOffsetsError(segment.path, previous[0], reason, expected, resume)
+
+
+def _offsets_at(segment: LogSegment, position: int, rule: OffsetRule) -> int:
+    """Return how many offsets the whole batch at a position spans that has a wrong one, and after which nothing ends.
+
+    Where the end of the segment is known, they are below it.
+    """
+    if rule.end is not None:
+        return 0
+    header = read_valid_batch(segment.disk, segment.fd(), position, segment.size)
+    return 0 if header is None else header.last_offset_delta + 1
+
+
+def _has_other_batch(segment: LogSegment, start: int, stop: int, before: memoryview) -> bool:
+    """Whether bytes hold a whole batch that is no copy of the batch before them."""
+    disk, fd = segment.disk, segment.fd()
+
+    def accepts(position: int) -> bool:
+        header = read_valid_batch(disk, fd, position, stop)
+        return header is not None and disk.pread(fd, header.size, position) != before
+
+    return find_batch(disk, fd, start, stop, accepts) is not None

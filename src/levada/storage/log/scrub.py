@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from levada.storage.disk import Disk
-from levada.storage.log.scan import valid_batches
+from levada.storage.log.scan import OffsetRule, valid_batches
 from levada.storage.log.segment import CorruptBatchError, read_batches
 
 Throttle = Callable[[int], None]  # called with the bytes of each read; sleeps to limit the rate
@@ -45,11 +45,18 @@ class UncachedReads:
 
 
 def scrub_segment(
-    disk: Disk, path: str, base_offset: int, size: int, following: int | None, throttle: Throttle
+    disk: Disk,
+    path: str,
+    base_offset: int,
+    size: int,
+    following: int | None,
+    throttle: Throttle,
+    *,
+    contiguous: bool,
 ) -> None:
     """Verify the first `size` bytes of a segment; raise CorruptBatchError. Runs in a thread.
 
-    A closed segment ends where the next one, `following`, begins.
+    A closed segment ends where the next one, `following`, begins; one that was never compacted is `contiguous`.
     """
     fd = disk.open(path)
     try:
@@ -58,7 +65,7 @@ def scrub_segment(
         batches = read_batches(reads, fd, path, 0, size, whole=True)
         end_offset = base_offset
         try:
-            for _, header, _ in valid_batches(batches, path, base_offset, contiguous=False):
+            for _, header, _ in valid_batches(batches, path, OffsetRule(base_offset, contiguous, following)):
                 end_offset = header.last_offset + 1
         except CorruptBatchError as error:
             error.offset = end_offset

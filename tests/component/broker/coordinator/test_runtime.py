@@ -157,7 +157,7 @@ def test_a_group_is_not_served_before_its_journal_is_read(tmp_path: Path, monkey
 def test_transactions_are_not_listed_before_all_their_journals_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever ends what is open must not take a part for the whole."""
+    """A driver that ends open transactions must not take a part of the list for the whole."""
     client = {"transactional_id": "x", "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
     with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         wire.call("find_coordinator", 4, {"key_type": 1, "coordinator_keys": ["x"]})
@@ -190,7 +190,7 @@ def read_slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threa
 
 
 def test_a_journal_that_cannot_be_read_has_no_coordinator(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is served from a part of it, nobody is told to wait, and the other groups go on."""
+    """Nothing is served from a part of it, no client gets an error that it retries, and the other groups go on."""
     other = next(name for name in ("h", "i", "j") if java_hash(name) % 3 != java_hash("g") % 3)
     with BrokerThread(tmp_path, **QUICK) as one, one.connect() as wire:
         one.create("t")
@@ -438,7 +438,7 @@ def test_sessions_end_without_anybody_asking(tmp_path: Path) -> None:
 
 
 class Standstill:
-    """A broker whose time is the test's: the clock is set, and timers ring when they are told to."""
+    """A broker whose time is the test's: the clock is set, and timers ring when the test says so."""
 
     def __init__(self) -> None:
         self.time_ms = 1_000_000

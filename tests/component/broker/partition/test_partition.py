@@ -10,7 +10,7 @@ from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import NOW_MS, split, topic_config
 
 from levada.broker.partition.partition import Partition, PartitionContext
-from levada.broker.partition.validation import InvalidRecordsError
+from levada.broker.partition.record_validation import InvalidRecordsError
 from levada.config.topic import TopicConfig
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec

@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 from tests.support.broker import BrokerThread
@@ -117,16 +118,57 @@ def test_a_reader_that_closes_the_pipe_ends_the_command_without_another_record(s
         (["consume", "orders", "-o", "beginning"], "--from beginning"),
         (["consume", "orders", "-o", "-10"], "--from -10"),
         (["consume", "orders", "-o", "5"], "--from 5"),
+        (["consume", "orders", "-o", "0x1f"], "--from 31"),
+        (["consume", "orders", "-o", "-0x1"], "--from -1"),
+        (["consume", "orders", "-o", "b"], "--from beginning"),
+        (["consume", "orders", "-o", "e"], "--from end"),
+        (["consume", "orders", "-o", "store"], "--group GROUP, which continues at the committed offsets"),
         (["consume", "orders", "-o", "s@1700000000000"], "--from s@1700000000000"),
         (["consume", "orders", "-o", "e@1700000000000"], "--until s@1700000000000"),
         (["consume", "orders", "-o", "stored"], "--group GROUP, which continues at the committed offsets"),
-        (["consume", "-C", "-t", "orders"], "levada consume TOPIC..., without -C"),
-        (["consume", "-t", "orders"], "levada consume TOPIC..., without -t"),
+        (["consume", "-C", "-t", "orders"], "levada consume orders, without -C"),
+        (["consume", "-t", "orders"], "levada consume orders, without -t"),
         (["consume", "orders", "-J"], "-o jsonl"),
         (["consume", "--from-beginning", "orders"], "without it, that is the default"),
-        (["produce", "-t", "orders"], "levada produce TOPIC, without -t"),
-        (["-C", "-t", "orders"], "levada consume TOPIC"),
+        (["produce", "-t", "orders"], "levada produce orders, without -t"),
+        (["consume", "orders", "--offset", "stored"], "--group GROUP, which continues at the committed offsets"),
+        (["consume", "orders", "--from", "e@1700000000000"], "--until s@1700000000000"),
+        (["consume", "-L"], "levada cluster describe, levada topic list"),
+        (["consume", "-Q", "-t", "orders"], "levada consume orders --from s@TIME -c 1"),
+        (["consume", "-G", "billing", "orders"], "levada consume --group billing TOPIC"),
+        (["consume", "orders", "--skip-message-on-error"], "without it, records are printed as they are"),
+        (["consume", "orders", "--formatter-config", "f"], "-K TEXT for keys, or -f FORMAT"),
+        (["consume", "orders", "-m", "5"], "--timeout SECONDS"),
+        (["produce", "orders", "--retry-backoff-ms", "5"], "-X retry.backoff.ms=MS"),
+        (["produce", "orders", "--metadata-expiry-ms", "5"], "-X metadata.max.age.ms=MS"),
+        (["produce", "orders", "--max-block-ms", "5"], "--timeout SECONDS"),
+        (["produce", "orders", "--max-partition-memory-bytes", "5"], "-X batch.size=BYTES"),
+        (["produce", "orders", "--line-reader", "r"], "-K TEXT for keys, or -i jsonl"),
+        (["produce", "orders", "--reader-config", "f"], "-K TEXT for keys, or -i jsonl"),
+        (["produce", "-G", "billing", "orders"], "levada consume --group billing TOPIC"),
+        (["produce", "-L"], "levada cluster describe, levada topic list"),
+        (["-C", "-t", "orders"], "levada consume orders"),
+        (["-t", "orders", "-P"], "levada produce orders"),
+        (["-t", "orders"], "levada consume orders, or levada produce orders"),
+        (
+            ["-b", "127.0.0.1:9092", "-L", "-t", "orders"],
+            "levada cluster describe, levada topic list, levada topic describe orders",
+        ),
+        (["-X", "acks=1", "-P", "-t", "orders"], "levada produce orders"),
+        (["-X", "acks=1"], "levada COMMAND -X KEY=VALUE"),
+        (["-F", "client.properties"], "levada COMMAND -F FILE"),
+        (["-J"], "levada consume TOPIC -o jsonl"),
         (["-b", "127.0.0.1:9092", "topic", "list"], "levada COMMAND -b HOST:PORT"),
+        (["topic", "--list"], "levada topic list"),
+        (["topic", "--bootstrap-server", "127.0.0.1:9092", "--list"], "levada topic list"),
+        (["topic", "--describe", "--topic", "orders"], "levada topic describe orders"),
+        (["topic", "--topic", "orders", "--create", "--partitions", "3"], "levada topic create orders"),
+        (["topic", "describe", "--topic", "orders"], "levada topic describe orders, without --topic"),
+        (["topic", "list", "--bootstrap-server", "127.0.0.1:9092"], "-b HOST:PORT"),
+        (["group", "--list"], "levada group list"),
+        (["group", "--describe", "--group", "billing"], "levada group describe billing, or levada group lag billing"),
+        (["group", "--group", "billing"], "levada group describe billing"),
+        (["group", "--group", "billing", "--reset-offsets", "--to-earliest"], "levada group reset billing"),
     ],
 )
 def test_options_of_other_tools_are_answered_with_the_right_one(shell: Shell, words: list[str], hint: str) -> None:
@@ -137,6 +179,52 @@ def test_options_of_other_tools_are_answered_with_the_right_one(shell: Shell, wo
     assert shown.startswith(f"  try: {hint}")
 
 
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("-d", "the client has no debug log"),
+        ("-E", "the client retries what can be retried"),
+        ("-v", "errors are printed in full"),
+    ],
+)
+def test_options_of_other_tools_that_have_no_equal_are_answered_with_the_reason(
+    shell: Shell, option: str, why: str
+) -> None:
+    failed = shell("consume", "orders", option)
+    message, shown = failed.err.splitlines()
+    assert (failed.code, message) == (2, f"error: no such option: {option}")
+    assert shown.startswith(f"  there is no such option: {why}")
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["-d", "consume", "orders", "-b", "localhost:1"], "-d"),
+        (["-v", "topic", "list", "-b", "localhost:1"], "-v"),
+        (["topic", "-v", "list", "--list"], "-v"),
+    ],
+)
+def test_options_after_the_subcommand_are_not_blamed(shell: Shell, words: list[str], option: str) -> None:
+    assert shell(*words).err.startswith(f"error: no such option: {option}\n")
+
+
+def test_an_option_that_no_tool_has_is_answered_with_the_help(shell: Shell) -> None:
+    assert shell("topic", "list", "--nope").err.splitlines()[1] == "  try: levada topic list --help"
+
+
 def test_tokens_of_other_tools(shell: Shell, orders: str) -> None:
     assert "unknown token %v: the value is %s" in shell("consume", orders, "-f", "%v").err
     assert "not one of" in shell("consume", orders, "-o", "xml").err
+
+
+@pytest.mark.filterwarnings("ignore:offsets.topic.replication.factor=3 needs more brokers:UserWarning")
+def test_an_offsets_topic_that_cannot_be_created_is_an_error_at_once(tmp_path: Path) -> None:
+    """More attempts would not help: 40 seconds of them by default."""
+    with BrokerThread(tmp_path, offsets_topic_replication_factor=3) as own:
+        own.create("orders")
+        shell = Shell(own.bootstrap)
+        for words in (["consume", "orders", "-g", "billing", "-e"], ["group", "describe", "billing"]):
+            refused = shell(*words, "--timeout", "3")
+            assert refused.code == 1
+            assert refused.err.startswith("error: __consumer_offsets cannot be created: ")
+            assert "(INVALID_REPLICATION_FACTOR)\n" in refused.err

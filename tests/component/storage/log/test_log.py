@@ -64,7 +64,7 @@ def test_offsets_outside_the_log_are_refused(tmp_path: Path) -> None:
 
 
 def test_only_batches_below_the_end_offset_are_read(tmp_path: Path) -> None:
-    """Nobody sees a batch at or past the high watermark."""
+    """No reader sees a batch at or past the high watermark."""
     log = open_log(tmp_path / "t-0", segment_bytes=1000)
     batches = [append(log, count=2, value=b"x" * 50) for _ in range(40)]
     for end in range(0, 81, 2):
@@ -332,7 +332,7 @@ def test_retention_without_timestamps_goes_by_the_file(tmp_path: Path) -> None:
 
 
 def test_retention_by_size_and_by_deleted_records(tmp_path: Path) -> None:
-    """DeleteRecords trims on request; a compacted topic keeps what nobody deleted."""
+    """DeleteRecords trims on request; a compacted topic keeps the rest."""
     log = open_log(tmp_path / "t-0", segment_bytes=300, retention_bytes=1_000)
     size = len(append(log, value=b"x" * 150))
     for _ in range(9):
@@ -466,6 +466,7 @@ class LogMachine(RuleBasedStateMachine):
 _FOLDERS: list[Path] = []
 
 
+@pytest.mark.slow
 def test_any_sequence_of_calls_equals_a_list(tmp_path: Path) -> None:
     _FOLDERS[:] = [tmp_path / f"t-{number}" for number in range(2_000)]
     LogMachine.TestCase.settings = settings(

@@ -56,6 +56,7 @@ def tail_of(folder: Path, written: Sequence[bytes]) -> list[int]:
     return ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "unclean"])
 def test_the_tail_may_be_cut_at_every_byte(tmp_path: Path, clean: bool) -> None:
     """Every whole batch before the cut is kept, also when the broker believes its last stop was clean."""

@@ -16,7 +16,7 @@ from levada.storage.handles import FileHandle, FileHandleCache
 from levada.storage.log import indexes
 from levada.storage.log.indexes import OffsetIndex
 from levada.storage.log.reader import MAPPED_STEP_BYTES, slice_segment, warm
-from levada.storage.log.scan import InvalidBytes, valid_and_invalid_batches
+from levada.storage.log.scan import InvalidBytes, OffsetRule, valid_and_invalid_batches
 from levada.storage.log.segment import RELATIVE_OFFSET_MAX, CorruptBatchError, LogSegment
 
 
@@ -248,7 +248,26 @@ def test_a_batch_too_far_from_the_base_offset_does_not_end_the_search(tmp_path: 
     """Its CRC is right, but its offset is not one of this segment: the search goes on behind it."""
     far = RELATIVE_OFFSET_MAX + 5
     segment = write_segment(tmp_path, [make_batch(0), make_batch(far), make_batch(far + 1)])
-    found = list(islice(valid_and_invalid_batches(segment, far + 2, contiguous=True), 20))
+    found = list(islice(valid_and_invalid_batches(segment, OffsetRule(0, contiguous=True), far + 2), 20))
     assert len(found) < 20
     invalid = [piece for piece in found if isinstance(piece, InvalidBytes)]
     assert sum(piece.size for piece in invalid) == segment.size - len(make_batch(0))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "kept", "lost"),
+    [
+        ([0, 52, 30, 40], [0, 40], [range(1, 40)]),  # 52 or 30 is wrong, and nothing tells which
+        ([0, 52, 30, 31], [0, 30, 31], [range(1, 30)]),  # 30 ends where 31 starts
+        ([0, 1, 1, 5], [0, 1, 5], [range(2, 5)]),  # 1 starts where 0 ends
+        ([5, 20, 3, 30], [5, 20, 30], [range(21, 30)]),  # 3 fits nowhere
+        ([0, 99, 30, 40], [0, 30, 40], [range(1, 30)]),  # 99 is beyond the segment
+    ],
+)
+def test_offsets_of_a_compacted_segment_that_contradict_each_other(
+    tmp_path: Path, offsets: list[int], kept: list[int], lost: list[range]
+) -> None:
+    segment = write_segment(tmp_path, [make_batch(offset) for offset in offsets])
+    pieces = list(valid_and_invalid_batches(segment, OffsetRule(0, contiguous=False, end=60), 60))
+    assert [piece[1].base_offset for piece in pieces if not isinstance(piece, InvalidBytes)] == kept
+    assert [piece.offsets for piece in pieces if isinstance(piece, InvalidBytes)] == lost

@@ -1,9 +1,13 @@
-"""compression.type of a topic: the broker recompresses batches, on the loop or in a thread, in the producer's order."""
+"""Batches that the broker checks or recompresses: on the loop or in a thread, in the producer's order."""
 
 import threading
+import time
 import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +17,10 @@ from tests.support.logs import read_all
 from tests.support.raw import Connection, batch, produce
 from tests.support.waiting import until
 
-from levada.broker.partition import recompression
-from levada.broker.partition.recompression import LOOP_BYTES_MAX, RATIO_MAX
+from levada.api.data import large_batches
+from levada.api.data.large_batches import RATIO_MAX, YIELD_RECORDS
+from levada.broker.partition import recompression, record_validation
+from levada.broker.partition.record_validation import LOOP_BYTES_MAX, LOOP_HEADERS_MAX, RECORD_ERRORS_MAX
 from levada.config.broker import BrokerConfig
 from levada.errors import ErrorCode
 from levada.model import Codec
@@ -26,6 +32,7 @@ from levada.wire.batches import (
     Record,
     decode,
     encode,
+    iterate,
     read_header,
 )
 from levada.wire.compression import compress
@@ -98,6 +105,138 @@ def test_what_takes_long_does_not_block_the_event_loop(
         assert produce(wire, topic, bytes(encode(records(count), codec=codec))).error_code == ErrorCode.NONE
     assert len(stored(broker, topic)) == 2
     assert threads[-1].startswith("compression") is in_thread
+
+
+@pytest.mark.parametrize(
+    ("settings", "ahead_ms", "error"),
+    [
+        ({"cleanup_policy": "compact"}, 0, ErrorCode.NONE),
+        ({"message_timestamp_before_max_ms": 10**9}, 0, ErrorCode.NONE),
+        ({"message_timestamp_before_max_ms": 10**9}, -(10**10), ErrorCode.INVALID_TIMESTAMP),
+        ({}, 10**10, ErrorCode.INVALID_TIMESTAMP),
+    ],
+    ids=["compacted", "recent", "old", "late"],
+)
+@pytest.mark.parametrize("count", [SMALL, LARGE])
+def test_the_records_of_large_batches_are_checked_in_a_thread(
+    broker: BrokerThread,
+    wire: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    ahead_ms: int,
+    error: ErrorCode,
+    count: int,
+) -> None:
+    threads, first_ms = list[str](), time.time_ns() // 1_000_000 + ahead_ms
+
+    def observed(*arguments: Any) -> Iterator[Record]:
+        threads.append(threading.current_thread().name)
+        return iterate(*arguments)
+
+    for module in (record_validation, large_batches):
+        monkeypatch.setattr(module, "iterate", observed)
+    topic = broker.topic(**settings)
+    sent = [record._replace(timestamp=first_ms + record.offset) for record in records(count)]
+    for codec in (Codec.NONE, Codec.ZSTD):
+        response = produce(wire, topic, bytes(encode(sent, codec=codec)))
+        assert response.error_code == error
+        assert len(response.record_errors) == (min(count, RECORD_ERRORS_MAX) if error else 0)
+    assert values(stored(broker, topic)) == [record.value for record in sent if not error] * 2
+    assert threads[-1].startswith("compression") is (count == LARGE)
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize("settings", [{"cleanup_policy": "compact"}, {"message_timestamp_before_max_ms": 10**9}])
+def test_small_batches_that_decompress_to_large_ones(
+    broker: BrokerThread, wire: Connection, settings: dict[str, Any], codec: Codec
+) -> None:
+    topic, now_ms = broker.topic(**settings), time.time_ns() // 1_000_000
+    sent = bytes(encode([Record(0, now_ms, b"key", b"x" * 1_000)] * 100, codec=codec))
+    assert (len(sent) < LOOP_BYTES_MAX) is (codec is not Codec.NONE)
+    assert produce(wire, topic, sent).error_code == ErrorCode.NONE
+    assert values(stored(broker, topic)) == [b"x" * 1_000] * 100
+
+
+def test_a_response_lists_the_first_invalid_records(broker: BrokerThread, wire: Connection) -> None:
+    topic = broker.topic(cleanup_policy="compact")
+    response = produce(wire, topic, bytes(encode([record._replace(key=None) for record in records(LARGE)])))
+    assert response.error_code == ErrorCode.INVALID_RECORD
+    assert [each.batch_index for each in response.record_errors] == list(range(RECORD_ERRORS_MAX))
+
+
+def test_a_recompressed_batch_with_late_records_names_them(broker: BrokerThread, wire: Connection) -> None:
+    topic, late_ms = broker.topic(compression_type="zstd"), time.time_ns() // 1_000_000 + 10**10
+    sent = [record._replace(timestamp=late_ms) for record in records(SMALL)]
+    response = produce(wire, topic, bytes(encode(sent, codec=Codec.GZIP)))
+    assert (response.error_code, len(response.record_errors)) == (ErrorCode.INVALID_TIMESTAMP, SMALL)
+
+
+def test_a_thread_that_checks_records_yields_the_gil(
+    broker: BrokerThread, wire: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    monkeypatch.setattr(
+        large_batches, "time", SimpleNamespace(sleep=lambda _: threads.append(threading.current_thread().name))
+    )
+    topic = broker.topic(cleanup_policy="compact")
+    for count in (SMALL, LARGE):
+        assert produce(wire, topic, bytes(encode(records(count), codec=Codec.GZIP))).error_code == ErrorCode.NONE
+    assert len(threads) == LARGE // YIELD_RECORDS
+    assert all(name.startswith("compression") for name in threads)
+
+
+def test_one_large_record_is_checked_on_the_loop(
+    broker: BrokerThread, wire: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker.broker, "run_in_thread", None)
+    topic = broker.topic(cleanup_policy="compact")
+    sent = bytes(encode([Record(0, NOW_MS, b"key", bytes(4 * LOOP_BYTES_MAX))]))
+    assert produce(wire, topic, sent).error_code == ErrorCode.NONE
+
+
+@pytest.mark.parametrize("count", [LOOP_HEADERS_MAX, LOOP_HEADERS_MAX + 1, 100_000])
+def test_records_with_many_headers_are_checked_in_a_thread(
+    broker: BrokerThread, wire: Connection, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    threads, run_in_thread = list[Any](), broker.broker.run_in_thread
+
+    def observed(work: Any, done: Any) -> None:
+        threads.append(work)
+        run_in_thread(work, done)
+
+    monkeypatch.setattr(broker.broker, "run_in_thread", observed)
+    topic = broker.topic(cleanup_policy="compact")
+    sent = Record(0, NOW_MS, b"key", b"", (("h", b""),) * count)
+    assert produce(wire, topic, bytes(encode([sent]))).error_code == ErrorCode.NONE
+    assert stored(broker, topic) == [(Codec.NONE, [sent])]
+    assert bool(threads) is (count > LOOP_HEADERS_MAX)
+
+
+def test_rules_that_change_while_a_batch_waits_are_checked(
+    broker: BrokerThread, wire: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic is compacted when the thread that recompresses the batch is done."""
+    topic = broker.topic(compression_type="zstd")
+    partition = broker.call(lambda: broker.partition(topic))
+    run_in_thread, compacted = broker.broker.run_in_thread, replace(partition.log.config, cleanup_policy=("compact",))
+
+    def run_after_a_change(work: Any, done: Any) -> None:
+        partition.configure(compacted)
+        run_in_thread(work, done)
+
+    monkeypatch.setattr(broker.broker, "run_in_thread", run_after_a_change)
+    response = produce(wire, topic, bytes(encode([record._replace(key=None) for record in records(LARGE)])))
+    assert response.error_code == ErrorCode.INVALID_RECORD
+
+
+def test_a_large_batch_with_a_record_without_a_key_is_refused(broker: BrokerThread, wire: Connection) -> None:
+    topic = broker.topic(cleanup_policy="compact")
+    sent = [record._replace(key=None if record.offset == 7 else b"key") for record in records(LARGE)]
+    response = produce(wire, topic, bytes(encode(sent, codec=Codec.LZ4)))
+    assert (response.error_code, [each.batch_index for each in response.record_errors]) == (
+        ErrorCode.INVALID_RECORD,
+        [7],
+    )
 
 
 def test_a_batch_with_the_codec_of_the_topic_is_stored_as_received(broker: BrokerThread, wire: Connection) -> None:
@@ -248,12 +387,14 @@ def test_a_batch_that_grows_beyond_the_limit(broker: BrokerThread, wire: Connect
     assert produce(wire, smaller, too_large).error_code == ErrorCode.MESSAGE_TOO_LARGE, "checked as received, too"
 
 
-def test_a_decompression_bomb(broker: BrokerThread, wire: Connection) -> None:
-    topic = broker.topic(compression_type="gzip", max_message_bytes=100_000)
-    header = encode([Record(0, NOW_MS, None, b"")], codec=Codec.ZSTD)[:HEADER_BYTES]
-    bomb = signed(header + compress(Codec.ZSTD, bytes(RATIO_MAX * 100_000 + 1)))
-    assert len(bomb) < LOOP_BYTES_MAX
-    assert produce(wire, topic, bomb).error_code == ErrorCode.CORRUPT_MESSAGE
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])  # snappy compresses to a 21st at best
+@pytest.mark.parametrize("settings", [{"compression_type": "uncompressed"}, {"cleanup_policy": "compact"}])
+def test_a_decompression_bomb(broker: BrokerThread, wire: Connection, settings: dict[str, Any], codec: Codec) -> None:
+    topic = broker.topic(max_message_bytes=100_000, **settings)
+    header = encode([Record(0, NOW_MS, b"key", b"")], codec=codec)[:HEADER_BYTES]
+    bomb = signed(header + compress(codec, bytes(RATIO_MAX * 100_000 + 1)))
+    assert len(bomb) < 100_000
+    assert produce(wire, topic, bomb).error_code == ErrorCode.MESSAGE_TOO_LARGE
 
 
 def test_many_batches_that_grow_need_the_memory_of_one(broker: BrokerThread, wire: Connection) -> None:
