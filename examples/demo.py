@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from demo_spark import QUIET, Analysis, conclude
+from demo_spark import QUIET, SECONDS, Analysis, conclude
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -33,7 +33,6 @@ from rich.text import Text
 from levada.pipelines.flows.samples import website
 
 TOPICS = {"page-views": 3, "searches": 1, "clicks": 1, "scrolls": 1, "ads": 1}
-SECONDS = float(os.environ.get("DEMO_SECONDS", "15"))
 RATE = int(os.environ.get("DEMO_RATE", "3000"))  # events a second at noon
 TRICKLE = 50  # events a second while KEEP=1 keeps it running
 KEEP = os.environ.get("KEEP", "0") not in ("", "0")

@@ -18,8 +18,11 @@ GROUP = "activity"  # the group in which the pipeline commits its progress
 RESULTS = ("activity-counts", "activity-pages", "activity-sessions")
 PIPELINE = shlex.split("--window '5 seconds' --late '2 seconds' --gap '5 seconds' --every '1 second' --top 3")
 PIPELINE += ["--option", f"group={GROUP}"]
+SECONDS = float(os.environ.get("DEMO_SECONDS", "15"))
 CATCH_UP_TIMEOUT_S = 300  # on a busy machine
-LAST_BATCH_S = 15
+LAST_BATCH_S = 4 * SECONDS  # a short stream may close no window
+# Spark is over before the optimizing compiler and the parallel collector have paid for their threads.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 NOTICE_S = 5  # until the notice that the first batch takes long
 QUIET: dict[str, str | int | float | bool] = {
     "log.connection.close": False,
@@ -38,8 +41,11 @@ class Analysis:
 
     def _levada(self, *arguments: str, **options: Any) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "levada", "pipeline", *arguments, "-b", self._bootstrap]
+        environment = {"JDK_JAVA_OPTIONS": JAVA_OPTIONS} | os.environ
         # A process group of its own: Ctrl-C is for the demo, which stops the pipeline.
-        return subprocess.Popen(command, stderr=self._log, text=True, start_new_session=True, **options)
+        return subprocess.Popen(
+            command, stderr=self._log, text=True, start_new_session=True, env=environment, **options
+        )
 
     def catch_up(self, ends: dict[TopicPartition, int], console: Console) -> bool:
         """Wait until the group of the pipeline has committed these offsets; return whether it has."""

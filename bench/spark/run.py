@@ -21,7 +21,7 @@ from tests.support.kafka_jars import KAFKA_VERSION
 from bench import machine, results
 from bench.brokers import Broker, Levada
 from bench.rows import Row
-from bench.run import BEGAN, chosen_brokers, measure_row, progress, revision
+from bench.run import BEGAN, chosen_brokers, measure_row, progress
 from bench.spark import report as spark_report
 from bench.spark.rows import is_growth, rows, stored_rows
 from bench.spark.sides import Side, batches, fill
@@ -51,7 +51,7 @@ def chosen_sides(brokers: Sequence[Broker], spark: "SparkSession", stock: bool, 
     """Those that can be measured here; each broker has its own count of stored records."""
     sides = []
     for broker in brokers:
-        stored: dict[str, int] = {}
+        stored: dict[str, list[int]] = {}
         if isinstance(broker, Levada):
             sides.append(Side("levada", "Levada's connector on Levada", "levada", broker, spark, stored))
         if stock:
@@ -75,9 +75,10 @@ def warm_up(chosen: Sequence[Row], sides: Sequence[Side]) -> None:
     """Every job that will be measured, smaller; the first run of a side is counted."""
     for shape in stored_rows(1):
         for side in sides:
-            found, stored = side.read(shape.topic, 10_000).count(), 10_000
-            if found != stored:
-                progress(f"{side.title} reads {found} rows of {stored} in {shape.topic}")
+            wanted = min(10_000, sum(side.stored[shape.topic]))
+            found = side.read(shape.topic, wanted).count()
+            if found != wanted:
+                progress(f"{side.title} reads {found} rows of {wanted} in {shape.topic}")
     keys = {row.key for row in chosen}
     for number in range(WARM_UP_ROUNDS):
         for row in rows(WARM_UP):
@@ -148,7 +149,7 @@ def main(arguments: Sequence[str]) -> int:
             "kafka": KAFKA_VERSION,
             "connector": CONNECTOR_VERSION,
             "spark": sides[0].spark.version,
-            "revision": revision(),
+            "revision": results.revision(),
             "rows": measured,
         }
     print(spark_report.markdown(found))

@@ -4,6 +4,8 @@ All use one Spark session and the same stored topics, filled through the protoco
 how its connector is asked for rows and given rows, and otherwise knows nothing of what is measured.
 """
 
+import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 PARTITIONS = 2  # as many as Spark has cores: every side may use both
 BATCH_BYTES = 16 << 10  # the Java producer's default
 BATCHES = 256  # different ones, sent over and over
+SKEW = 0.9  # of a skewed topic's records are in its first partition
+BATCHES_BYTES_MAX = 32 << 20  # of all of them, before compression
 WINDOW = 32  # requests under way
 TIMEOUT_S = 30.0
 LINE_BYTES = 100
@@ -39,10 +43,19 @@ class Shape:
 
     value_bytes: int
     codec: Codec
+    partitions: int = PARTITIONS
+    is_skewed: bool = False
 
     @property
     def topic(self) -> str:
-        return f"stored-{self.value_bytes}-{self.compression}"
+        skew = "-skewed" if self.is_skewed else ""
+        return f"stored-{self.value_bytes}-{self.compression}-{self.partitions}{skew}"
+
+    def shares(self) -> list[float]:
+        """The part of the records that each partition has."""
+        if not self.is_skewed:
+            return [1 / self.partitions] * self.partitions
+        return [SKEW, *[(1 - SKEW) / (self.partitions - 1)] * (self.partitions - 1)]
 
     @property
     def compression(self) -> str:
@@ -75,14 +88,14 @@ def _chance(*numbers: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A connector with a broker; `stored` says how many records each stored topic has."""
+    """A connector with a broker; `stored` says how many records each partition of a stored topic has."""
 
     name: str
     title: str
     format: str
     broker: Broker
     spark: "SparkSession"
-    stored: dict[str, int]
+    stored: dict[str, list[int]]
 
     @property
     def servers(self) -> dict[str, str]:
@@ -90,9 +103,8 @@ class Side:
 
     def _last(self, topic: str, rows: int) -> dict[str, str]:
         """Options that ask for the last rows of a topic."""
-        start = (self.stored[topic] - rows) // PARTITIONS
-        places = ", ".join(f'"{partition}": {start}' for partition in range(PARTITIONS))
-        return {"subscribe": topic, "startingOffsets": f'{{"{topic}": {{{places}}}}}'}
+        starts = dict(enumerate(starting_offsets(self.stored[topic], rows)))
+        return {"subscribe": topic, "startingOffsets": json.dumps({topic: starts})}
 
     def read(self, topic: str, rows: int) -> "DataFrame":
         reader = self.spark.read.format(self.format).options(**self.servers)
@@ -131,6 +143,13 @@ class Side:
             raise wire.BrokerError(f"{found} of {rows} rows are in the topic")
 
 
+def starting_offsets(stored: Sequence[int], rows: int) -> list[int]:
+    """Where reading starts in partitions with so many records each, to read this number of rows from all of them."""
+    taken = [rows * records // sum(stored) for records in stored]
+    taken[0] += rows - sum(taken)
+    return [records - part for records, part in zip(stored, taken, strict=True)]
+
+
 class SparkMeter(Meter):
     """The load is Spark: its JVM with the Python workers."""
 
@@ -157,7 +176,8 @@ def java_pid() -> int:
 def batches(shape: Shape) -> list[tuple[bytes, int]]:
     """Record batches as the Java producer makes them, with how many records each has."""
     per_batch = max(1, BATCH_BYTES // (shape.value_bytes + 20))
-    return [(bytes(_batch(shape, number * per_batch, per_batch)), per_batch) for number in range(BATCHES)]
+    different = min(BATCHES, BATCHES_BYTES_MAX // (per_batch * shape.value_bytes))
+    return [(bytes(_batch(shape, number * per_batch, per_batch)), per_batch) for number in range(different)]
 
 
 def _batch(shape: Shape, first: int, records: int) -> bytearray:
@@ -166,19 +186,20 @@ def _batch(shape: Shape, first: int, records: int) -> bytearray:
     return encode([Record(n, now_ms, b"%08d" % n, shape.value(n)) for n in numbers], codec=shape.codec)
 
 
-def fill(broker: Broker, shape: Shape, records: int, parts: Sequence[tuple[bytes, int]]) -> int:
-    """Make the stored topic of a shape; how many records it has, at least those asked for."""
-    identity = wire.create_topic(broker.port, shape.topic, PARTITIONS)
-    each = parts[0][1]
-    requests = -(-records // PARTITIONS // each)
-    for partition in range(PARTITIONS):
-        frames = [wire.produce(identity, partition, part)[0] for part, _ in parts]
+def fill(broker: Broker, shape: Shape, records: int, parts: Sequence[tuple[bytes, int]]) -> list[int]:
+    """Make the stored topic of a shape; how many records each partition has, together at least those asked for."""
+    identity = wire.create_topic(broker.port, shape.topic, shape.partitions)
+    each, stored = parts[0][1], []
+    for partition, share in enumerate(shape.shares()):
+        requests = math.ceil(records * share / each)
+        frames = [wire.produce(identity, partition, part)[0] for part, _ in parts[:requests]]
         with wire.connect(broker.port) as sock:
             for reply in wire.pipelined(sock, _repeated(frames, requests), WINDOW):
                 (error,) = wire.I16.unpack_from(reply, wire.PRODUCE_ERROR_AT)
                 if error:
                     raise wire.BrokerError(f"Produce failed with error {error}")
-    return requests * each * PARTITIONS
+        stored.append(requests * each)
+    return stored
 
 
 def _repeated(frames: Sequence[bytes], count: int) -> Iterator[bytes]:

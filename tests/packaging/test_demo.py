@@ -5,25 +5,25 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from tests.support.demo import DEMO, run_demo
+from tests.packaging.conftest import Demo
+from tests.support.demo import DEMO
 from tests.support.svg import Drawing
 
 
 @pytest.mark.slow
-def test_the_demo_sums_up_and_ends_cleanly(tmp_path: Path) -> None:
-    environment = {**os.environ, "DEMO_SECONDS": "2", "DEMO_RATE": "500", "KEEP": ""}
-    process = run_demo(tmp_path, environment)
+@pytest.mark.xdist_group("readme")
+def test_the_demo_sums_up_and_ends_cleanly(demo: Demo) -> None:
+    folder, process = demo
     assert process.returncode == 0, process.stdout + process.stderr
     assert "bootstrap.servers=127.0.0.1:" in process.stdout
     assert re.search(r"events sent, [0-9,]+ received: nothing lost", process.stdout)
     assert re.search(r"events sent, [0-9,]+ counted by Spark: nothing lost", process.stdout)
     (chart,) = re.findall(r"^chart: (.+)$", process.stdout, re.MULTILINE)
-    assert Drawing((tmp_path / chart).read_text()).ids("panel-0-line-.*")
+    assert Drawing((folder / chart).read_text()).ids("panel-0-line-.*")
     (page,) = re.findall(r"^page: (\S+)", process.stdout, re.MULTILINE)
-    assert "Plotly.newPlot" in (tmp_path / page).read_text()
+    assert "Plotly.newPlot" in (folder / page).read_text()
     assert "The broker stopped cleanly" in process.stdout
     assert process.stderr == ""
 
@@ -31,7 +31,7 @@ def test_the_demo_sums_up_and_ends_cleanly(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_demo_stays_until_it_is_stopped(number: int) -> None:
-    """KEEP=1; and its broker ends with it, however it is told."""
+    """KEEP=1; and its broker ends with it, by either signal."""
     environment = {**os.environ, "DEMO_SECONDS": "1", "DEMO_RATE": "100", "KEEP": "1"}
     with subprocess.Popen(
         [sys.executable, str(DEMO)],

@@ -1,7 +1,7 @@
 """The README's commands run in order, with the output that it shows.
 
 Numbers, ids and the widths of columns differ from run to run; everything else must agree. Only the port differs:
-the broker takes a free one, and tools are told by LEVADA_BOOTSTRAP.
+the broker takes a free one, and tools find it in LEVADA_BOOTSTRAP.
 """
 
 import os
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.demo import run_demo
+from tests.packaging.conftest import Demo
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("readme")]
 
@@ -104,12 +104,12 @@ def test_the_commands_do_what_is_shown(folder: Path, greeting_and_address: tuple
     assert ran >= 3
 
 
-def test_the_demo_says_what_is_shown(folder: Path) -> None:
+def test_the_demo_says_what_is_shown(demo: Demo) -> None:
     """Lines may be left out in the README, with dots in their place; none may be made up."""
     shown = dict(steps())["make demo"]
-    result = run_demo(folder, environment())
-    assert result.returncode == 0, result.stderr
-    assert set(shape(shown)) - {"..."} <= set(shape(result.stdout)), result.stdout
+    process = demo.process
+    assert process.returncode == 0, process.stderr
+    assert set(shape(shown)) - {"..."} <= set(shape(process.stdout)), process.stdout
 
 
 def test_the_python_does_what_it_says(folder: Path, greeting_and_address: tuple[str, str]) -> None:

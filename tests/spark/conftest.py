@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.spark.support.jars import stock_connector, stock_settings
+from tests.spark.support.jars import jar_settings, stock_connector
 from tests.support.downloads import Unavailable, must_be_had
 
 from levada.testing import EmbeddedBroker
@@ -28,7 +29,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
     settings = {
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-    } | stock_settings()
+    } | jar_settings()
     own = session("levada tests", master="local[2,3]", **settings)
     yield own
     own.stop()
@@ -36,7 +37,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
 
 
 def end_java() -> None:
-    """The JVM outlives its session; it ends when nobody can speak to it any more."""
+    """The JVM outlives its session; it ends when its gateway and standard input are closed."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
@@ -83,6 +84,19 @@ def plain(broker: EmbeddedBroker) -> "Plain":
     from tests.spark.support.plain import Plain
 
     return Plain(broker)
+
+
+@pytest.fixture(scope="session")
+def registry(levada_broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a schema registry whose schemas are in topics of the same broker."""
+    from tests.spark.support.schema_registry import schema_registry
+
+    with ExitStack() as opened:
+        try:
+            url = opened.enter_context(schema_registry(levada_broker.bootstrap, tmp_path_factory.mktemp("registry")))
+        except Unavailable as reason:
+            must_be_had("Apicurio Registry", reason)
+        yield url
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -122,7 +122,7 @@ def test_a_job_waits_for_brokers(server: RestartedServer, delivery: str) -> None
 
 
 def test_a_query_waits_for_brokers(server: RestartedServer) -> None:
-    """At its first batch and at later ones: before a task begins, and before the driver decides."""
+    """At its first batch and at later ones: before a task begins, and before the driver commits."""
     query = Query(server.bootstrap, "patient", "events")
     for batch in range(2):
         server.die()

@@ -14,6 +14,7 @@ from levada.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     from levada.client.admin.transactions import OpenTransaction, TransactionState
     from levada.client.client import Client
+    from levada.spark.write.owners import Owner
 
 COLUMNS = (
     "transactional_id",
@@ -22,8 +23,10 @@ COLUMNS = (
     "epoch",
     "open_seconds",
     "timeout_seconds",
+    "owner",
     "partitions",
 )
+COLUMNS_WITHOUT_OWNER = tuple(name for name in COLUMNS if name != "owner")
 HANGING_COLUMNS = ("topic", "partition", "producer_id", "epoch", "start_offset", "silent_seconds")
 ENDING = ("PrepareCommit", "PrepareAbort")
 TWO_PHASE_TIMEOUT = "levada.transaction.two.phase.commit.timeout.ms"
@@ -69,7 +72,8 @@ def list_transactions(
     """List transactional ids and their open or last transactions.
 
     A transaction of two-phase commit has the timeout of its broker, which counts from its last renewal; until then
-    only its owner or you can end it.
+    only its owner or you can end it. The owner of a transaction of the Spark sink is its query or job; one that is
+    "committed, not ended yet" belongs to a batch in the commit log: commit it, do not abort it.
 
     \b
     Examples:
@@ -103,8 +107,10 @@ def list_transactions(
         notice(
             "no such transactions" if states else "no transactional ids; a producer with a transactional.id creates one"
         )
+    elif output == "table":
+        _emit_table(rows)
     else:
-        emit(rows, output, COLUMNS)
+        emit(rows, output)
 
 
 @txn.command()
@@ -130,21 +136,28 @@ def describe(names: tuple[str, ...], output: Output, properties: ClientPropertie
         emit(rows, output)
     else:
         for row in rows:
-            click.echo(table([row], COLUMNS[:-1]), nl=False)
+            click.echo(table([row], COLUMNS_WITHOUT_OWNER[:-1]), nl=False)
             for partition in row["partitions"]:
                 click.echo(f"  {partition}")
+            for field, value in (row["owner"] or {}).items():
+                if field != "text" and value is not None:
+                    click.echo(f"  {field}: {value}")
 
 
 @txn.command(short_help="Abort open transactions.")
 @click.argument("names", metavar="[TRANSACTIONAL_ID...]", nargs=-1)
 @click.option("--hanging", is_flag=True, help="Abort all hanging transactions.")
 @click.option("--topic", "topics", metavar="TOPIC", multiple=True, help="With --hanging: only in this topic.")
+@click.option("--force", is_flag=True, help="Also transactions that the commit log of the Spark sink has committed.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @connection_options
 def abort(
-    names: tuple[str, ...], hanging: bool, topics: tuple[str, ...], yes: bool, properties: ClientProperties
+    names: tuple[str, ...], hanging: bool, topics: tuple[str, ...], force: bool, yes: bool, properties: ClientProperties
 ) -> None:
     """Abort open and prepared transactions; their producers are fenced.
+
+    A transaction of the Spark sink that is "committed, not ended yet" is refused, since its rows would be lost: commit
+    it, or give --force. Nothing is aborted then.
 
     \b
     Examples:
@@ -159,11 +172,7 @@ def abort(
         return
     from levada.client.admin.transactions import TransactionAdmin
 
-    async def check(client: "Client") -> None:
-        for name in names:
-            _check_open(await _find(client, name))
-
-    with_client(properties, check)
+    with_client(properties, lambda client: _check_abortable(client, names, force))
     confirm(f"abort {', '.join(names)}?", yes)
 
     async def work(client: "Client") -> None:
@@ -206,6 +215,26 @@ def commit(names: tuple[str, ...], yes: bool, properties: ClientProperties) -> N
             notice(f"committed {name}")
 
     with_client(properties, work)
+
+
+async def _check_abortable(client: "Client", names: tuple[str, ...], force: bool) -> None:
+    """Check that the transactions are open, and unless `force` that the commit log has committed none of them."""
+    from levada.spark.write.owners import find_owners
+
+    states = [await _find(client, name) for name in names]
+    for state in states:
+        _check_open(state)
+    owners = await find_owners(client, states)
+    for name, owner in owners.items():
+        if owner.is_committed is None:
+            notice(f"commit log not readable: unknown whether the batch of {name} is committed, not ended yet")
+    committed = [name for name, owner in owners.items() if owner.is_committed]
+    if committed and not force:
+        raise CommandError(
+            f"batch {owners[committed[0]].last_batch} of the query of {committed[0]} is committed, not ended yet, "
+            "and an abort loses its rows",
+            hint=f"try: levada txn commit {' '.join(committed)}, or --force",
+        )
 
 
 def _check_topics(topics: tuple[str, ...], hanging: bool) -> None:
@@ -263,9 +292,20 @@ def _check_open(state: "TransactionState") -> None:
 
 
 async def _rows(client: "Client", states: "list[TransactionState]") -> list[dict[str, Any]]:
+    from levada.spark.write.owners import find_owners
+
     is_needed = any(state.is_two_phase for state in states)
     two_phase_timeout_ms = await _two_phase_timeout_ms(client) if is_needed else None
-    return [_row(state, two_phase_timeout_ms) for state in states]
+    owners = await find_owners(client, states)
+    if any(owner.is_committed is None for owner in owners.values()):
+        notice("commit log not readable: owners are incomplete")
+    return [_row(state, two_phase_timeout_ms, owners.get(state.transactional_id)) for state in states]
+
+
+def _emit_table(rows: list[dict[str, Any]]) -> None:
+    """Print a table with the owners of transactions, if one is known."""
+    shown = [row | {"owner": row["owner"] and row["owner"]["text"]} for row in rows]
+    emit(shown, "table", COLUMNS if any(row["owner"] for row in rows) else COLUMNS_WITHOUT_OWNER)
 
 
 async def _two_phase_timeout_ms(client: "Client") -> int | None:
@@ -277,7 +317,7 @@ async def _two_phase_timeout_ms(client: "Client") -> int | None:
     return None
 
 
-def _row(state: "TransactionState", two_phase_timeout_ms: int | None) -> dict[str, Any]:
+def _row(state: "TransactionState", two_phase_timeout_ms: int | None, owner: "Owner | None") -> dict[str, Any]:
     from levada.client.admin.transactions import ACTIVE_STATES
 
     timeout_ms = two_phase_timeout_ms if state.is_two_phase else state.timeout_ms
@@ -292,6 +332,7 @@ def _row(state: "TransactionState", two_phase_timeout_ms: int | None) -> dict[st
         "open_seconds": open_seconds,
         "timeout_seconds": None if timeout_ms is None else timeout_ms / 1000,
         "two_phase": state.is_two_phase,
+        "owner": None if owner is None else owner._asdict() | {"text": owner.text},
         "partitions": [str(partition) for partition in sorted(state.partitions)],
     }
 

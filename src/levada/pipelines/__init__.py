@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from levada.pipelines.lake.archive import archive
     from levada.pipelines.lake.history import history, query_history
     from levada.pipelines.lake.replay import replay
+    from levada.pipelines.lake.tables import register
     from levada.pipelines.runs.progress import Progress
     from levada.pipelines.runs.queries import RunningPipeline
 
@@ -29,6 +30,7 @@ __all__ = [
     "history",
     "logs",
     "query_history",
+    "register",
     "replay",
     "search",
     "sql",
@@ -45,6 +47,7 @@ _MODULES = {
     "history": "lake.history",
     "logs": "flows.service_logs",
     "query_history": "lake.history",
+    "register": "lake.tables",
     "replay": "lake.replay",
     "search": "flows.service_logs",
     "sql": "flows.sql",

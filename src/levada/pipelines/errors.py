@@ -1,7 +1,10 @@
 """The errors of pipelines, and one-sentence explanations of Spark's errors."""
 
 import re
-from typing import TYPE_CHECKING
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.errors import AnalysisException
@@ -14,6 +17,15 @@ _CONDITION = re.compile(r"^\[[A-Z_.]+\]\s*|\s*SQLSTATE: \w+$")
 
 _UNIT = r"(?:microsecond|millisecond|second|minute|hour|day|week)s?"
 _DURATION = re.compile(rf"\s*(?:\d+(?:\.\d+)?\s+{_UNIT}\s*)+", re.IGNORECASE)
+
+
+_OUT_OF_MEMORY = re.compile(r"OutOfMemory(?:Error|Exception)(?:: (?P<detail>[^\n]+))?")
+EXIT_OUT_OF_MEMORY = 52  # Spark ends the JVM with this code if a task runs out of memory
+JVM_END_SECONDS = 10  # from a closed connection or a shutdown to the end of the process
+MORE_MEMORY = (
+    "raise it: --driver-memory 4g, in Python session(**{'spark.driver.memory': '4g'}), instead of Spark's 1g; on a "
+    "cluster also --conf spark.executor.memory=4g. Fewer tasks at a time need less memory: --master 'local[1]'"
+)
 
 
 class PipelineError(Exception):
@@ -42,6 +54,51 @@ def check_chart_file(path: str) -> None:
     """Raise PipelineError for a name that is not one of an image or a page."""
     if not path.endswith((".svg", ".html")):
         raise PipelineError(f"{path!r} must end in .svg, an image, or in .html, a page to open in a browser and zoom")
+
+
+def explain_failure(error: BaseException) -> str:
+    """The cause of a failed query in a sentence; where memory is the cause, with the setting to raise."""
+    ended = jvm_end()
+    if ended:
+        return ended
+    found = _OUT_OF_MEMORY.search(str(error))
+    if found is None:
+        return root_cause(str(error))
+    detail = f" ({found['detail'].strip()})" if found["detail"] else ""
+    return f"Spark ran out of memory{detail}; {MORE_MEMORY}"
+
+
+def jvm_end() -> str:
+    """How the JVM ended that this process had started for Spark; empty if it lives, or there is none.
+
+    Connections to it fail a moment before the process ends. One that ends because of an error still accepts them while
+    it shuts down, and its jobs fail in many ways; it stops the SparkContext first.
+    """
+    context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+    gateway = getattr(context, "_gateway", None)
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    if context is None or process is None or _is_working(gateway, context._active_spark_context):
+        return ""
+    try:
+        code = process.wait(JVM_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        return ""
+    if code == EXIT_OUT_OF_MEMORY:
+        return f"Spark ran out of memory, and its JVM has ended; {MORE_MEMORY}"
+    if code == -signal.SIGKILL:
+        return "Spark's JVM was killed (SIGKILL), as systems do that run out of memory: lower --driver-memory"
+    return f"Spark's JVM has ended with exit code {code}; its log has the reason"
+
+
+def _is_working(gateway: Any, context: Any) -> bool:
+    """Whether the JVM accepts connections, and has not stopped a SparkContext that this process uses."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    try:
+        gateway.jvm.System.nanoTime()
+        return context is None or not context._jsc.sc().isStopped()
+    except (Py4JError, OSError):
+        return False
 
 
 def root_cause(trace: str) -> str:

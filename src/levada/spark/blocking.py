@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from levada.client.errors import FAILURES, Failure
@@ -72,6 +73,18 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     except BaseException:
         future.cancel()
         raise
+
+
+@contextmanager
+def background(work: Coroutine[Any, Any, None]) -> Iterator[None]:
+    """Run a coroutine on the loop of the process during the block; its failure is raised at the end of the block."""
+    future = asyncio.run_coroutine_threadsafe(work, _current().loop)
+    try:
+        yield
+    finally:
+        future.cancel()
+    if not future.cancelled():
+        future.result()
 
 
 def call(client: "Client", attempt: Callable[[], Awaitable[T]], policy: RetryPolicy) -> T:

@@ -16,6 +16,7 @@ DATA_LOSS_ADVICE = (
     "Set option failOnDataLoss to false to continue with what is left, or start a new query at offsets that exist."
 )
 
+WARNED_MAX = 1000  # after so many a warning may be shown again
 _warned: dict[str | tuple[str, type[Warning], int], int] = {}  # Python's registry of warnings that were shown
 
 
@@ -31,11 +32,21 @@ class CommitRefused(RuntimeError):  # noqa: N818
     """A batch cannot be committed; none of its rows is visible."""
 
 
-EXPLAINED = (OptionError, KafkaError, CommitRefused, ConnectionError, TimeoutError)
+class SchemaRegistryError(RuntimeError):
+    """The schema registry cannot be reached, or refuses a request; the message names its URL."""
+
+
+class ProtocError(RuntimeError):
+    """protoc cannot be run, or fails for a reason that is not in the schema."""
+
+
+EXPLAINED = (OptionError, KafkaError, CommitRefused, SchemaRegistryError, ProtocError, ConnectionError, TimeoutError)
 
 
 def warn(message: str) -> None:
     """Warn the user although the query continues: once in a process, and without a line of source code."""
+    if len(_warned) > WARNED_MAX:
+        _warned.clear()
     warnings.warn_explicit(message, UserWarning, "levada", 0, registry=_warned)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
-from levada.spark.errors import OptionError, spark_callback
+from levada.spark.errors import EXPLAINED, spark_callback
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
@@ -42,15 +42,16 @@ class LevadaDataSource(DataSource):
 
         try:
             return StreamReader(for_stream(read_options(self.options)), schema)
-        except OptionError as error:
+        except EXPLAINED as error:
             return FailedReader(error)
 
     @spark_callback()
     def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
-        from levada.spark.write.sink import batch_writer
+        from levada.spark.write.jobs import batch_writer
 
         writer = batch_writer(self.options, schema, overwrite)
         writer.check_cluster()
+        writer.register_schemas(schema)
         return writer
 
     @spark_callback()

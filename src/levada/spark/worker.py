@@ -1,4 +1,4 @@
-"""Makes Spark's Python workers faster from within: garbage collection, memory, and TCP acknowledgements.
+"""Works inside Spark's Python workers: garbage collection, memory, TCP acknowledgements, and the end of a task's input.
 
 A worker runs many tasks and collects garbage after each of them, which visits every object of every module. Objects
 of modules live as long as the process, so they are frozen whenever modules were loaded. A task allocates the same
@@ -13,6 +13,7 @@ import socket
 import sys
 from contextlib import suppress
 from functools import cache
+from types import FrameType
 from typing import Any
 
 _modules_frozen = 0  # the number of modules at the last freeze
@@ -82,6 +83,37 @@ def _connections() -> list[int]:
                 found.append(int(name))
             connection.detach()
     return found
+
+
+def is_input_closed() -> bool:
+    """Whether Spark has closed the input of the current task: an operator before it failed, or the task is killed.
+
+    An Arrow stream that breaks off between two batches looks like one that has ended, so a task must check this after
+    its last row. Spark keeps the connection open for the result of a task that has read all rows.
+    """
+    descriptor = _input_descriptor()
+    if descriptor is None:
+        return False  # no worker, or one whose input is not a socket
+    connection = socket.socket(fileno=descriptor)
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    finally:
+        connection.detach()
+
+
+def _input_descriptor() -> int | None:
+    """The descriptor from which the worker reads, found in the frame of pyspark's `main(infile, outfile)`."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "main" and {"infile", "outfile"} <= frame.f_locals.keys():
+            with suppress(OSError):  # a file without a descriptor
+                return int(frame.f_locals["infile"].fileno())
+        frame = frame.f_back
+    return None
 
 
 def _is_worker() -> bool:

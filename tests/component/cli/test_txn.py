@@ -234,7 +234,7 @@ def test_what_is_not_there_is_reported_with_a_suggestion(
 def test_a_topic_is_named_only_where_hanging_ones_are_looked_for(
     shell: Shell, wire: raw.Connection, broker: EmbeddedBroker, name: str
 ) -> None:
-    """Elsewhere it would change nothing, and whoever gave it would not know."""
+    """Elsewhere it would change nothing, and the user would not notice."""
     topic = broker.topic()
     begin(wire, name, topic)
     for command in (["list"], ["list", "--open"], ["abort", "--yes", name]):

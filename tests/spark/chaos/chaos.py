@@ -47,7 +47,7 @@ def at_each_step(steps: Sequence[str], *victims: str) -> list[Kill]:
 
 
 def at_random(seed: int, count: int, *victims: str) -> list[Kill]:
-    """Kills at moments that nobody chose."""
+    """Kills at random moments."""
     chance = random.Random(seed)
     return [Kill(chance.choice(victims)) for _ in range(count)]
 
@@ -70,7 +70,7 @@ class Output(Protocol):
         ...
 
     def look(self, *, still: bool) -> None:
-        """Somebody was killed and is not back yet: what must hold even now; `still` if nobody is there who writes."""
+        """Somebody was killed and is not back yet: what must hold even now; `still` if no process writes."""
         ...
 
     def check(self, pipeline: "Chaos") -> str:
@@ -185,7 +185,7 @@ class Chaos:
         return [self._random.choice(found)] if found else []
 
     def wait(self, what: Callable[[], bool], what_for: str, *, revive: bool = True) -> None:
-        """Until something holds; whoever is dead is started again meanwhile."""
+        """Until something holds; dead processes are started again meanwhile."""
         deadline = time.monotonic() + TIMEOUT_S
         while not what():
             assert time.monotonic() < deadline, f"not in time: {what_for}; {self._last_words()}"

@@ -19,15 +19,15 @@ from levada.pipelines.lake.parquet import COMMITS, ParquetLake
 BOTH = (READING, "called", "written")
 PARQUET_STEPS = (
     *BOTH,
-    "deciding",
-    "decided",
+    "committing",
+    "committed",
     "moved one",
     "joined",
-    "joining decided",
+    "joining committed",
     "removed one",
     "done",
 )
-DELTA_STEPS = (*BOTH, "moved one", "deciding", "decided", "joining", "joined", "done")
+DELTA_STEPS = (*BOTH, "moved one", "committing", "committed", "joining", "joined", "done")
 
 Condition = Callable[..., bool]
 
@@ -58,15 +58,15 @@ def put_steps_into(form: str, folder: Path) -> None:
         step(
             DeltaTable,
             "create_write_transaction",
-            "deciding",
-            "decided",
+            "committing",
+            "committed",
             when=lambda _, added, *__, **___: bool(added),
         )
         step(DeltaLake, "compact", "joining", "joined")
         return
     step(ParquetLake, "commit", "joined", when=_joins)
-    step(Files, "create", "deciding", "decided", when=_adds_records)
-    step(ParquetLake, "_publish", "joining decided", when=lambda _, commit, *__: bool(commit.removed))
+    step(Files, "create", "committing", "committed", when=_adds_records)
+    step(ParquetLake, "_publish", "joining committed", when=lambda _, commit, **__: bool(commit.removed))
     step(Files, "remove", after="removed one", when=lambda _, name: name.endswith(".parquet"))
 
 

@@ -44,10 +44,10 @@ class KeptLake(ABC):
 
     @abstractmethod
     def table(self) -> pa.Table:
-        """The lake as everybody else reads it, while nobody writes."""
+        """The lake as other readers see it, while no process writes."""
 
     def look(self, *, still: bool) -> None:
-        """Files that can be seen are whole; while nobody writes, lake and log have each message once."""
+        """Files that can be seen are whole; while no process writes, lake and log have each message once."""
         for path in self.lake.glob("topic=*/date=*/*.parquet"):
             try:
                 self.check_file(pq.ParquetFile(path).read(columns=COLUMNS))

@@ -17,7 +17,7 @@ from tests.spark.chaos.lake_steps import put_steps_into
 from tests.spark.chaos.steps import ChaosSource
 
 from levada.pipelines.lake.archive import archive
-from levada.pipelines.lake.parquet import CompactionPolicy
+from levada.pipelines.lake.commits import CompactionPolicy
 from levada.pipelines.runs.queries import Query
 from levada.spark import session
 from levada.spark.session.session import prepare_concurrent_streams
@@ -32,7 +32,7 @@ SETTINGS = {
     "spark.python.authenticate.socketTimeout": "60s",
     "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[3]),  # for the source with its steps
 }
-FEW_FILES = CompactionPolicy(files_max=2)  # so that files are joined again and again
+FEW_FILES = CompactionPolicy(files_max=2, retention_ms=500)  # so that files are joined again and again
 
 Starts = dict[str, Callable[[], Query]]  # by a name: how a query is started
 

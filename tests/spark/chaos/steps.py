@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 TASK_STEPS = ("begun", "written")
-DRIVER_STEPS = ("called", "locked", "held", "deciding", "decided", "ended one", "ended all")
+DRIVER_STEPS = ("called", "locked", "held", "committing", "committed", "ended one", "ended all")
 SINK_STEPS = TASK_STEPS + DRIVER_STEPS
 READING = "reading"
 HERE = 0  # in an order: the process that meets it
 
 
 def order(folder: Path, step: str, pids: Sequence[int]) -> None:
-    """Whoever comes to the step next kills these."""
+    """The next process that comes to the step kills these."""
     for old in folder.glob(f"{step}.*"):
         old.unlink()
     hidden = folder / f".{step}"
@@ -80,8 +80,8 @@ class ChaosWriter(DataSourceStreamArrowWriter):
         meet(self._folder, "called")
         self._watch(transactions, "read_last_commit", "locked")
         self._watch(transactions, "_fence_all", "held", after=True)
-        self._watch(transactions, "append_commit", "deciding")
-        self._watch(transactions, "append_commit", "decided", after=True)
+        self._watch(transactions, "append_commit", "committing")
+        self._watch(transactions, "append_commit", "committed", after=True)
         self._watch(transactions, "_commit", "ended one", after=True)
         self._writer.commit(messages, batchId)  # type: ignore[arg-type]
         meet(self._folder, "ended all")

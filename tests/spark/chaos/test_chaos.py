@@ -15,7 +15,7 @@ FULL = os.environ.get("CHAOS") == "full"
 SEED = int(os.environ.get("SEED", "1"))
 pytestmark = pytest.mark.slow
 
-FEW = [Kill("worker", "written"), Kill("broker", "decided"), Kill("driver", "ended one")]
+FEW = [Kill("worker", "written"), Kill("broker", "committed"), Kill("driver", "ended one")]
 MANY = {
     "each step": at_each_step(SINK_STEPS, "worker", "broker", "driver"),
     "random": at_random(SEED, 15, "driver", "worker", "broker", "broker"),

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.slow
 
 Series = list[tuple[type[KeptLake], list[Kill]]]
 FEW: Series = [
-    (ParquetLake, [Kill("worker", READING), Kill("driver", "joining decided")]),
-    (DeltaTableLake, [Kill("driver", "decided")]),
+    (ParquetLake, [Kill("worker", READING), Kill("driver", "joining committed")]),
+    (DeltaTableLake, [Kill("driver", "committed")]),
 ]
 MANY: Series = [
     (ParquetLake, [Kill("broker", READING), *at_each_step(PARQUET_STEPS, "driver")]),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_type
 
-from levada.spark.formats.avro import AvroDecoder, AvroSchema
+from levada.spark.formats.avro import AvroDecoder, AvroSchema, avro_encoder
 
 SCHEMA = {
     "type": "record",
@@ -138,11 +138,48 @@ def test_a_number_that_its_type_cannot_hold_is_reported_alone(kind: Any, good: b
     assert structs[0] == structs[2] and structs[1] is None
 
 
+def test_a_schema_may_be_a_plain_type() -> None:
+    assert decode(text(b"a"), b"\x04a", schema="string") == (["a", None], [False, True])
+
+
 def test_logical_types_without_a_type_in_spark_are_what_they_annotate() -> None:
     kinds = [{"type": "string", "logicalType": "uuid"}, {"type": "int", "logicalType": "time-millis"}]
     fields = [{"name": f"f{index}", "type": kind} for index, kind in enumerate(kinds)]
     found = decode(text(b"u") + long(5), schema={"type": "record", "name": "R", "fields": fields})
     assert found == ([{"f0": "u", "f1": 5}], [False])
+
+
+FOO = {
+    "type": "record",
+    "name": "com.Foo",
+    "fields": [{"name": "a", "type": {"type": "record", "name": "Bar", "fields": [{"name": "n", "type": "int"}]}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "found"),
+    [
+        ("com.Foo", {"a": {"n": 7}}, {"a": {"n": 7}}),
+        (["null", "com.Foo"], {"a": {"n": 7}}, {"a": {"n": 7}}),
+        ({"type": "array", "items": "com.Foo"}, [{"a": {"n": 7}}], [{"a": {"n": 7}}]),
+        ({"type": "array", "items": ["null", "com.Bar"]}, [{"n": 7}, None], [{"n": 7}, None]),
+        ({"type": "map", "values": "com.Foo"}, {"k": {"a": {"n": 7}}}, [("k", {"a": {"n": 7}})]),
+        (
+            {"type": "array", "items": {"type": "record", "name": "R", "fields": [{"name": "f", "type": "com.Bar"}]}},
+            [{"f": {"n": 7}}],
+            [{"f": {"n": 7}}],
+        ),
+    ],
+)
+def test_names_of_references_are_known_at_any_top_level(schema: Any, value: Any, found: Any) -> None:
+    avro, wider = (
+        AvroSchema(json.dumps(schema), [json.dumps(FOO).replace('"int"', f'"{kind}"')]) for kind in ("int", "long")
+    )
+    encoded = avro_encoder(avro)(value)
+    for reader in (avro, wider):
+        kind = to_arrow_type(reader.type, timezone="UTC")
+        values, bad = AvroDecoder(avro, kind, reader).decode(pa.array([encoded, encoded + b"\0"], pa.binary()))
+        assert (values.to_pylist(), bad.to_pylist()) == ([found, None], [False, True])
 
 
 @settings(max_examples=300, deadline=None)
@@ -155,7 +192,6 @@ def test_nothing_that_comes_crashes_it(noise: bytes, at: int, byte: int) -> None
     ("schema", "message"),
     [
         ("[", "an Avro schema is JSON"),
-        ('"string"', "must be a record"),
         ('{"type": "record", "name": "R", "fields": []}', "needs at least one field"),
         ('{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int8"}]}', "no Avro type 'int8'"),
         ('{"type": "record", "name": "R", "fields": [{"name": "a", "type": ["int", "string"]}]}', "union"),

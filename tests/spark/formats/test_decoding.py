@@ -110,7 +110,7 @@ def test_memory_is_bounded_whatever_a_chunk_unfolds_to(codec: Codec) -> None:
 
 @pytest.mark.parametrize("codec", Codec)
 def test_a_piece_that_is_kept_does_not_change(codec: Codec) -> None:
-    """Whoever takes a piece may keep it: what is decoded after it, and what is fetched then, has other memory."""
+    """A piece may be kept: later pieces and later fetches use other memory."""
     data = bytearray().join(batch([Record(n, 0, b"%d" % n, b"%06d" % n * 5_000)], attributes=codec) for n in range(20))
     kept = list(decode_all(memoryview(data), 0, FOREVER, piece_bytes=100_000))
     data[:] = bytes(len(data))

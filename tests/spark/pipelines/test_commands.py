@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient
 from tests.spark.support.feeding import feed, made, results
 from tests.support.broker import free_port
 from tests.support.svg import Drawing
+from tests.support.waiting import until
 
 from levada.cli.main import run
 from levada.pipelines.flows import samples
@@ -186,6 +187,8 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["run", "device"], 2, "no such pipeline: device; did you mean devices?"),
     (["run", "devices", "--topic", "nosuch"], 4, "no such topic: nosuch"),
     (["run", "devices", "--gap", "soon"], 2, "'soon' is not a duration"),
+    (["run", "devices", "--driver-memory", "lots"], 2, "'lots' is not an amount of memory"),
+    (["report", "devices", "--conf", "fs.s3a.endpoint=x"], 2, "'fs.s3a.endpoint' is not a setting of Spark"),
     (["run", "devices", "--name", "a/b"], 1, "cannot be the name of a run"),
     (
         ["run", "devices", "--topic", "READINGS", "--option", "nosuch=1"],
@@ -225,29 +228,28 @@ def test_what_is_wrong_is_reported_in_a_sentence(pipeline: Command, readings: st
     assert ended == 3 and f"cannot connect to {nobody}" in output and "starting Spark" not in output
 
 
-@pytest.mark.parametrize("moment", ["starting Spark", "batch "])
-def test_ctrl_c_ends_a_run_whenever_it_comes(
-    pipeline: Command, broker: EmbeddedBroker, readings: str, tmp_path: Path, moment: str
-) -> None:
-    """A process of its own, with a Spark of its own, interrupted while that starts or works; no second one of it."""
-    command = [str(Path(sys.executable).parent / "levada"), "pipeline", "run", "devices", "--topic", readings]
-    process = subprocess.Popen(
+def interruptible(*words: str) -> "subprocess.Popen[str]":
+    """`levada pipeline ...` as a process of its own, with a Spark of its own."""
+    command = [str(Path(sys.executable).parent / "levada"), "pipeline", *words]
+    return subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
     )
-    assert process.stderr is not None
-    with process:
-        first = process.stderr.readline()
-        assert first.startswith("starting Spark for devices")
+
+
+def test_ctrl_c_ends_a_run_and_there_is_no_second_one_of_it(pipeline: Command, readings: str, tmp_path: Path) -> None:
+    with interruptible("run", "devices", "--topic", readings) as process:
+        assert process.stderr is not None
+        lines = [process.stderr.readline()]
+        assert lines[0].startswith("starting Spark for devices")
         code, _, expected = pipeline("run", "devices", "--topic", readings)
         assert code == 1 and "pipeline devices is already running" in expected
-        before = [first]
-        while not before[-1].startswith(moment):
-            before.append(process.stderr.readline())
-            assert before[-1], before
+        while not lines[-1].startswith("batch "):
+            lines.append(process.stderr.readline())
+            assert lines[-1], lines
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all that are in it
         _, rest = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
-    lines = [*"".join(before[1:]).splitlines(), *rest.splitlines()]
+    lines = [*"".join(lines[1:]).splitlines(), *rest.splitlines()]
     output = [line for line in lines if not line.startswith(("batch ", "the first batch takes"))]
     assert output == [
         "pipeline devices is running; to stop it: Ctrl-C, or levada pipeline stop devices",
@@ -257,3 +259,24 @@ def test_ctrl_c_ends_a_run_whenever_it_comes(
     _, out, _ = pipeline("status", "devices", "-o", "json")
     assert json.loads(out)["state"] == "stopped"
     assert os.listdir(tmp_path) == ["runs"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_abandons_the_start_of_spark(pipeline: Command, readings: str, number: signal.Signals) -> None:
+    """It is acknowledged while standard error still goes to Spark's log; the JVM does not outlive the command."""
+    with interruptible("run", "devices", "--topic", readings) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("starting Spark for devices")
+        until(lambda: "org.apache.spark.deploy.SparkSubmit" in " ".join(commands(process.pid)))
+        os.kill(process.pid, number)
+        _, rest = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, rest.splitlines()) == (0, ["stopping ...", "pipeline devices has stopped"])
+    until(lambda: commands(process.pid) == [], lambda: commands(process.pid), timeout_s=5.0)
+    _, out, _ = pipeline("status", "devices", "-o", "json")
+    assert json.loads(out)["state"] == "stopped"
+
+
+def commands(session: int) -> list[str]:
+    """The command lines of the processes of a session, which its first process has started."""
+    listed = subprocess.run(["ps", "-ww", "-o", "args=", "-s", str(session)], capture_output=True, text=True)
+    return [line for line in listed.stdout.splitlines() if not line.endswith("<defunct>")]

@@ -4,15 +4,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pyspark.sql.functions import window
-from tests.spark.support.connector import SOON, Levada, Stock, eventually
+from tests.spark.support.connector import SOON, Levada, eventually
 from tests.spark.support.feeds import TIMEOUT_S
 from tests.spark.support.queries import run, start, written
-
-if TYPE_CHECKING:
-    pass
 
 
 def test_a_query_goes_on_where_it_ended(topics: Levada, tmp_path: Path) -> None:
@@ -30,15 +26,6 @@ def test_a_query_goes_on_where_it_ended(topics: Levada, tmp_path: Path) -> None:
     topics.produce(topic, ["g"], partition=1)
     run(stream, tmp_path)
     assert written(topics, tmp_path) == ["a", "b", "c", "d", "e", "f", "g"]
-
-
-def test_a_query_moves_over_from_the_stock_connector_and_back(topics: Levada, stock: Stock, tmp_path: Path) -> None:
-    """The offsets in a checkpoint are the same, so a query goes on under the other format."""
-    topic = topics.broker.topic(partitions=2)
-    for number, connector in enumerate((stock, topics, stock)):
-        connector.produce(topic, [number], partition=number % 2)
-        run(connector.stream(subscribe=topic, startingOffsets="earliest"), tmp_path)
-    assert written(topics, tmp_path) == ["0", "1", "2"]
 
 
 def test_a_running_query_sees_what_comes_and_what_grows(topics: Levada, tmp_path: Path) -> None:

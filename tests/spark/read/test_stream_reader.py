@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from tests.spark.support.plain import EVERYTHING, Plain, Stream
+from tests.spark.support.plain import EVERYTHING, Plain, Stream, rows_of
 
+from levada.spark import blocking
 from levada.spark.errors import DataLoss, OptionError
 
 
@@ -169,6 +170,28 @@ def test_a_topic_that_is_deleted(plain: Plain) -> None:
         assert again.batch() == ["2"]
     assert again.at == {other: {"0": 1}}
     assert again.batch() is None
+
+
+def test_internal_topics_in_the_checkpoint_of_another_connector(plain: Plain) -> None:
+    own, topic = "__levada_own", plain.broker.topic()
+    client = blocking.client(plain.broker.bootstrap)
+    blocking.run(client.admin.create_topic(own))
+    try:
+        plain.produce(own, [1])
+        plain.produce(topic, [10])
+        stream = Stream(plain.streaming(subscribePattern=f"^{topic}$|__.*"), {own: {"0": 0}, topic: {"0": 0}})
+        with pytest.warns(UserWarning, match=f"checkpoint has offsets of {own}, which the query does not read"):
+            assert stream.batch() == texts(10)
+        assert (stream.batch(), stream.at) == (None, {topic: {"0": 1}})
+        planned = {own: {"0": 1}, topic: {"0": 1}}  # the other connector has planned this batch and not finished it
+        with pytest.warns(UserWarning, match="checkpoint has offsets"):
+            parts = stream.reader.partitions({own: {"0": 0}, topic: {"0": 0}}, planned)
+        assert [row["value"] for row in rows_of(stream.reader, parts)] == [b"10"]
+    finally:
+        blocking.run(client.admin.delete_topic(own))
+    stream = Stream(stream.reader, {own: {"0": 0}, topic: {"0": 1}})
+    with pytest.raises(DataLoss, match=f"{own}-0 was read up to offset 0 and does not exist any more"):
+        stream.batch()
 
 
 def test_a_topic_that_is_made_again(plain: Plain) -> None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 COUNT, SIZE = 800, 1_000_000
-MAX_HEAP = 1 << 30  # of a JVM whose memory nobody has set
+MAX_HEAP = 1 << 30  # of a JVM without settings of its memory
 
 
 def large_values(spark: "SparkSession") -> "DataFrame":

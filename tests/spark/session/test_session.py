@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,21 @@ def test_it_is_well_set(spark: "SparkSession") -> None:
 def test_workers_run_this_python(spark: "SparkSession") -> None:
     found = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
     assert found == [sys.executable]
+
+
+def test_workers_of_local_mode_have_unix_sockets(spark: "SparkSession") -> None:
+    def has_unix_socket(_: int) -> bool:
+        found = False
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                connection = socket.socket(fileno=int(name))
+            except OSError:  # no socket
+                continue
+            found = found or connection.family == socket.AF_UNIX
+            connection.detach()
+        return found
+
+    assert spark.sparkContext.parallelize([0], 1).map(has_unix_socket).collect() == [True]
 
 
 def test_a_session_that_is_there_takes_the_settings_that_are_asked_for(spark: "SparkSession") -> None:

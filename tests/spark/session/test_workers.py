@@ -11,7 +11,8 @@ from levada.spark import worker
 from levada.spark.errors import spark_callback
 from levada.spark.read.batch import BatchReader
 from levada.spark.read.stream import StreamReader
-from levada.spark.write.sink import JobWriter, NamedJobWriter, StreamWriter
+from levada.spark.write.jobs import JobWriter, NamedJobWriter
+from levada.spark.write.sink import StreamWriter
 
 
 @pytest.fixture

@@ -36,10 +36,12 @@ class Connector(Feeds):
     def write(self, frame: DataFrame, **options: object) -> None:
         frame.write.format(self.form).options(**self._servers, **_named(options)).save()
 
-    def start(self, frame: DataFrame, topic: str, trigger: dict[str, Any], **options: object) -> StreamingQuery:
+    def start(
+        self, frame: DataFrame, topic: str, trigger: dict[str, Any], mode: str = "update", **options: object
+    ) -> StreamingQuery:
         """From a stream to a topic, from where the last query to that topic ended."""
         rows = frame.drop("partition")  # it would name the partition to write to
-        writer = rows.writeStream.format(self.form).outputMode("update").trigger(**trigger)
+        writer = rows.writeStream.format(self.form).outputMode(mode).trigger(**trigger)
         writer = writer.options(**self._servers, checkpointLocation=str(self._folder / topic))
         query = writer.options(topic=topic, **_named(options)).start()
         self._started.append(query)
@@ -47,7 +49,7 @@ class Connector(Feeds):
 
     def run(self, frame: DataFrame, topic: str, **options: object) -> StreamingQuery:
         """Everything there is now, and end."""
-        query = self.start(frame, topic, {"availableNow": True}, **options)
+        query = self.start(frame, topic, {"availableNow": True}, "update", **options)
         assert query.awaitTermination(TIMEOUT_S), query.status
         return query
 

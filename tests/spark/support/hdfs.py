@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.spark.support.jars import fetched
+from tests.spark.support.jars import HADOOP_VERSION, fetched
 from tests.support.downloads import executable, locked
 
-HADOOP_VERSION = "3.5.0"  # that of Spark's own client
 _PARTS = (
     ("org.apache.hadoop", "hadoop-client-minicluster", HADOOP_VERSION),
     ("org.junit.jupiter", "junit-jupiter-api", "5.11.4"),

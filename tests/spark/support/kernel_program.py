@@ -6,8 +6,9 @@ from tests.spark.support.random_logs import EXAMPLE, batch, lies
 
 from levada.errors import KafkaError
 from levada.spark.formats.decoder import HEADERS_TYPE, Filter, decode_chunk
-from levada.spark.formats.encoder import Rows, StickyPartition, assign_partitions, encode_rows
+from levada.spark.formats.encoder import Rows, StickyPartition, assign_partitions, encode_rows, rows_digest
 from levada.spark.kernels import decode as kernels
+from levada.spark.kernels import digest as digest_kernel
 from levada.spark.kernels import encode as encode_kernels
 from levada.spark.kernels import walk as walk_kernels
 from levada.wire.batches import decode
@@ -22,6 +23,7 @@ KERNELS = [
     encode_kernels.order_rows,
     encode_kernels.plan_batches,
     encode_kernels.write_records,
+    digest_kernel.digest,
 ]
 
 
@@ -42,6 +44,7 @@ def main() -> None:
     rows = Rows(pa.array(cells, pa.binary()), pa.array(cells, pa.binary()), pa.array(headers, HEADERS_TYPE))
     batches = list(encode_rows(rows, assign_partitions(rows, 5, StickyPartition()), now_ms=5, max_batch_bytes=3_000))
     assert sum(len(decode(one.data)) for one in batches) == 500
+    assert rows_digest(rows.key, rows.value, rows.headers)
     stats = [kernel.stats for kernel in KERNELS]  # type: ignore[attr-defined]
     hits = sum(sum(one.cache_hits.values()) for one in stats)
     print(f"{hits} of {len(KERNELS)} from the cache")

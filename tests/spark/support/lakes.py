@@ -1,12 +1,14 @@
 """Topics with known records, and one run of archive."""
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Producer
 
 from levada.pipelines.lake.archive import archive
-from levada.pipelines.lake.parquet import CompactionPolicy
+from levada.pipelines.lake.commits import CompactionPolicy
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -23,13 +25,29 @@ def fill(broker: EmbeddedBroker, topic: str, first: int, count: int, first_ms: i
     assert producer.flush(30) == 0
 
 
+def fill_json(broker: EmbeddedBroker, topic: str, values: Iterable[dict[str, Any]], time_ms: int = DAY_MS) -> None:
+    """These values as JSON, all of one time."""
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for value in values:
+        producer.produce(topic, json.dumps(value), timestamp=time_ms)
+    assert producer.flush(30) == 0
+
+
+def typed(value_schema: str) -> dict[str, Any]:
+    """The options for values that are JSON of this schema."""
+    return {"valueFormat": "json", "valueSchema": value_schema}
+
+
 def archive_once(
     spark: "SparkSession",
     broker: EmbeddedBroker,
     lake: Path | str,
     *topics: str,
     files_max: int = 16,
+    retention_ms: int | None = None,
     lake_format: str | None = None,
+    table: str | None = None,
+    **options: str,
 ) -> None:
     """All that the topics have, into the lake."""
     running = archive(
@@ -38,7 +56,9 @@ def archive_once(
         bootstrap=broker.bootstrap,
         once=True,
         lake_format=lake_format,
+        table=table,
         spark=spark,
-        compaction=CompactionPolicy(files_max=files_max),
+        compaction=CompactionPolicy(files_max=files_max, retention_ms=retention_ms),
+        **options,
     )
     assert running.wait(300)

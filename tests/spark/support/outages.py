@@ -26,7 +26,7 @@ class RestartedServer(BrokerProcess):
         self._leave(hang_up_on)
 
     def stand_still(self) -> None:
-        """Take connections and answer nobody from now on; go on when several have given up waiting."""
+        """Take connections and send no response from now on; go on when several have given up waiting."""
         self._leave(ignore)
 
     def _leave(self, meanwhile: Callable[[str, int], None]) -> None:
@@ -49,7 +49,7 @@ class RestartedServer(BrokerProcess):
         """Wait until it is; somebody must be there who misses it."""
         if self._returns is not None:
             self._returns.join(TIMEOUT_S)
-            assert not self._returns.is_alive(), "nobody has missed the broker"
+            assert not self._returns.is_alive(), "no client has missed the broker"
 
     def __exit__(self, *why: object) -> None:
         self.be_back()

@@ -5,11 +5,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyspark import TaskContext
 from pyspark.sql.types import ArrayType, BinaryType, DataType, StringType, StructField, StructType
 from tests.support.reading import read_committed
 
-from levada.spark.write.sink import BATCH_ID, QUERY_ID, RUN_ID, TaskCommit, batch_writer, stream_writer
+from levada.spark.write import transactions
+from levada.spark.write.jobs import batch_writer
+from levada.spark.write.sink import BATCH_ID, QUERY_ID, RUN_ID, TaskCommit, stream_writer
 from levada.testing import EmbeddedBroker
 
 TEXT, BYTES = StringType(), BinaryType()
@@ -39,6 +42,23 @@ def task(partition: int = 0, attempt: int = 0, /, **properties: str) -> Iterator
         yield
     finally:
         TaskContext._setTaskContext(None)
+
+
+class Killed(BaseException):
+    """Where a driver ends."""
+
+
+@contextmanager
+def killed_at(step: str) -> Iterator[None]:
+    """A driver that dies as it comes to a step of `transactions`."""
+
+    async def dies(*_: object, **__: object) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transactions, step, dies)
+        with pytest.raises(Killed):
+            yield
 
 
 class Query:

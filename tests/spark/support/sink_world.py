@@ -2,10 +2,12 @@
 
 Every request is a step, so anything may happen between any two: a driver or a task dies, or pauses and continues when
 Spark has given it up. The coordinator is the broker's own state machine; `plan_commit` is the sink's own. While a
-coordinator moves, requests for its transactional ids fail, and ListTransactions leaves them out.
+coordinator moves, requests for its transactional ids fail, and ListTransactions leaves them out. Transactions time out
+between any two steps, unless a driver has fenced them.
 """
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +34,7 @@ from levada.wire.internal.transaction_records import Status
 
 QUERY = "q"
 ROWS = 4  # of each batch, as it is first planned
+TIMEOUT_MS = 1_000
 IDS = 50
 Steps = Iterator[None]
 Txn = tuple[str, int, int]
@@ -52,15 +55,16 @@ class Bugs:
     tasks_abort: bool = False  # a task aborts what it finds open in its transactional id
     no_fence: bool = False  # a driver commits without fencing the transactions
     no_driver_fence: bool = False  # a commit record is appended by a fenced driver too
-    abort_first: bool = False  # a driver aborts what is left over before it decides
+    abort_first: bool = False  # a driver aborts what is left over before it appends to the commit log
     listed_only: bool = False  # a driver fences what is listed as open, and not what it knows by name
     believes: bool = False  # a driver takes a commit for finished before it is
+    keeps_timeouts: bool = False  # a driver commits transactions that may time out
     uncounted: bool = False  # a batch that was committed is skipped, however many rows it has now
 
 
 @dataclass
 class World:
-    """The cluster, Spark's checkpoint, and all who are alive or seem dead."""
+    """The cluster and Spark's checkpoint."""
 
     first_epoch: int = 0
     bugs: Bugs = field(default_factory=Bugs)
@@ -71,13 +75,14 @@ class World:
     commit_log: list[CommitRecord] = field(default_factory=list)  # the compacted topic, all of it
     rows: dict[Txn, list[tuple[int, int]]] = field(default_factory=dict)
     visible: list[tuple[int, int]] = field(default_factory=list)
-    permitted: dict[str, Txn] = field(default_factory=dict)  # who may write in a partition without asking
+    permitted: dict[str, Txn] = field(default_factory=dict)  # the transactions that partitions know
     driver_epoch: int = 0
     commits: set[int] = field(default_factory=set)  # Spark's commit log
     plans: dict[int, int] = field(default_factory=dict)  # Spark's offset log: how many rows a batch has
     available: int = ROWS  # for the next batch that is planned
     refused: bool = False  # a driver's batch cannot be committed
     next_id: int = 1
+    now_ms: int = 0
 
     # The coordinator.
 
@@ -105,21 +110,32 @@ class World:
         written = self.permitted.pop(ending.transactional_id, None)
         if written is not None and ending.committed:
             self.visible += self.rows[written]
-        for event in self.machine.complete(ending, 0, None).events:
+        for event in self.machine.complete(ending, self.now_ms, None).events:
             self.machine.apply(event)
 
-    def fence(self, name: str) -> tuple[ProducerIdAndEpoch, PreparedTransaction | None]:
+    def let_time_out(self) -> None:
+        """Time passes, and no transaction is renewed."""
+        self.now_ms += TIMEOUT_MS
+        outcome = self.machine.expire(self.now_ms)
+        for event in outcome.events:
+            self.machine.apply(event)
+        for ending in outcome.effects:
+            self._mark(ending)
+
+    def fence(self, name: str, *, two_phase: bool) -> tuple[ProducerIdAndEpoch, PreparedTransaction | None]:
         self._reach(name)
         known = self.machine.transactions.get(name)
         reply = self._submit(
             lambda new_id: self.machine.init(
-                InitRequest(name, 1000, two_phase=True, keep_prepared=True, new_producer_id=new_id), 0, None
+                InitRequest(name, TIMEOUT_MS, two_phase=two_phase, keep_prepared=True, new_producer_id=new_id),
+                self.now_ms,
+                None,
             )
         )
         if known is None and self.first_epoch:
             (state,) = [self.machine.transactions[name]]
             self.machine.transactions[name] = state.with_producer(
-                ProducerIdAndEpoch(state.producer_id, self.first_epoch), -1, state.timeout_ms, 0
+                ProducerIdAndEpoch(state.producer_id, self.first_epoch), -1, state.timeout_ms, self.now_ms
             )
             return self.machine.transactions[name].client, None
         ongoing = reply.ongoing
@@ -127,12 +143,12 @@ class World:
 
     def end(self, name: str, client: ProducerIdAndEpoch, committed: bool) -> None:
         self._reach(name)
-        self._submit(lambda new_id: self.machine.end(EndRequest(name, client, committed, 2, new_id), 0, None))
+        self._submit(lambda new_id: self.machine.end(EndRequest(name, client, committed, 2, new_id), self.now_ms, None))
 
     def produce(self, name: str, client: ProducerIdAndEpoch, row: tuple[int, int]) -> None:
         txn = (name, *client)
         if self.permitted.get(name) != txn:
-            self._submit(lambda _: self.machine.add(name, client, [("t", 0)], 2, 0, None))
+            self._submit(lambda _: self.machine.add(name, client, [("t", 0)], 2, self.now_ms, None))
             self.permitted[name] = txn
         self.rows.setdefault(txn, []).append(row)
 
@@ -157,12 +173,12 @@ class World:
         for number in range(IDS):
             yield
             name = task_transactional_id(QUERY, partition, number)
-            client, ongoing = self.fence(name)
+            client, ongoing = self.fence(name, two_phase=False)
             if ongoing is not None and self.bugs.tasks_abort:
                 yield
                 self.end(name, client, committed=False)
                 yield
-                client, ongoing = self.fence(name)
+                client, ongoing = self.fence(name, two_phase=False)
             if ongoing is None:
                 break
         else:
@@ -190,7 +206,7 @@ class World:
             names |= {one.transactional_id for one in (last.prepared if last != ended else ())}
         for name in sorted(names):
             yield
-            fenced[name] = self.fence(name)
+            fenced[name] = self.fence(name, two_phase=not failed and not self.bugs.keeps_timeouts)
         ongoing = {name: one for name, (_, one) in fenced.items() if one is not None}
         seen = {one.transactional_id: one for one in written} if self.bugs.no_fence else ongoing
         content = UNKNOWN_CONTENT if self.bugs.uncounted else BatchContent(self.plans[batch])
@@ -223,12 +239,22 @@ class World:
                     if not committed:
                         break
                 yield
-                client, ongoing = self.fence(name)
+                client, ongoing = self.fence(name, two_phase=True)
                 if ongoing != committing[name]:
                     break
 
-    def driver(self, width: int, batches: int, spawn: Callable[[Steps], None], again: Callable[[], bool]) -> Steps:
-        """Run batch after batch; a task that is refused is tried again, now and then one that was not as well."""
+    def driver(
+        self,
+        width: int,
+        batches: int,
+        spawn: Callable[[Steps], None],
+        again: Callable[[], bool],
+        fails: Callable[[], bool],
+    ) -> Steps:
+        """Run batch after batch; a task that is refused is tried again, now and then one that was not as well.
+
+        A batch that fails is aborted and ends the query.
+        """
         ended = NO_COMMIT
         while len(self.commits) < batches:
             batch = max(self.commits, default=-1) + 1
@@ -241,6 +267,10 @@ class World:
             while len(returned) < width:
                 yield
             written = [one for one in returned.values() if one is not None]
+            if fails():
+                with suppress(Moving):
+                    yield from self.end_batch(batch, written, failed=True, ended=ended)
+                raise Dead
             while True:
                 try:
                     ended = yield from self.end_batch(batch, written, failed=False, ended=ended)

@@ -12,13 +12,15 @@ from tests.spark.support.feeds import Feeds
 from tests.spark.support.sink_tasks import BYTES, HEADERS, PLAIN, TEXT, Job, rows, structs, visible
 
 from levada.errors import KafkaError
+from levada.spark import blocking
 from levada.spark.errors import CommitRefused, OptionError
 from levada.spark.formats.decoder import HEADERS_TYPE
 from levada.spark.options import declared
 from levada.spark.source import LevadaDataSource
 from levada.spark.write import transactions
+from levada.spark.write.jobs import batch_writer
 from levada.spark.write.options import ColumnError, JobOptions, StreamOptions
-from levada.spark.write.sink import batch_writer, stream_writer
+from levada.spark.write.sink import stream_writer
 from levada.testing import EmbeddedBroker
 
 ALL = {
@@ -30,6 +32,7 @@ ALL = {
     "timestamp": TimestampType(),
 }
 BOOTSTRAP = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
+NO_CREATION = {"kafka.allow.auto.create.topics": "false"}
 
 
 def test_rows_become_records_with_all_they_have(broker: EmbeddedBroker) -> None:
@@ -134,9 +137,9 @@ def row(value: str, topic: str) -> Any:
 
 
 def wait_until_aborted(broker: EmbeddedBroker, topic: str) -> None:
-    from tests.support.reading import wait_until_decided
+    from tests.support.reading import wait_until_ended
 
-    wait_until_decided(broker.bootstrap, topic)
+    wait_until_ended(broker.bootstrap, topic)
 
 
 def test_at_least_once_is_seen_as_it_is_written(broker: EmbeddedBroker) -> None:
@@ -153,10 +156,35 @@ def test_at_least_once_is_seen_as_it_is_written(broker: EmbeddedBroker) -> None:
 
 def test_the_same_version_again_writes_nothing(broker: EmbeddedBroker) -> None:
     topic = broker.topic()
-    for version in (0, 0, 1, 1, 0, 7):
+    for version in (0, 0, 1, 1, 7):
         named: dict[str, object] = {"topic": topic, "txnAppId": f"re-{topic}", "txnVersion": version}
         Job(broker, **named).run(rows(f"v{version}"))
     assert visible(broker.bootstrap, topic) == ["v0", "v1", "v7"]
+
+
+@pytest.mark.parametrize(
+    ("version", "values", "message"),
+    [
+        (0, "xyz", "version 0: 3 rows are not written, because version 1 is written already.*another txnAppId"),
+        (1, "xyz", "version 1 is written already, with 2 rows; 3 rows are not written now"),
+        (1, "xy", "version 1 is written already, with other content; 2 rows are not written now"),
+        (1, "ad", "version 1 is written already, with other content; 2 rows are not written now"),
+    ],
+)
+def test_rows_that_are_skipped_are_counted_in_a_warning_or_refused(
+    broker: EmbeddedBroker, version: int, values: str, message: str
+) -> None:
+    """As after a deleted checkpoint, with which versions begin again."""
+    topic = broker.topic()
+    named: dict[str, object] = {"topic": topic, "txnAppId": topic}
+    Job(broker, **named, txnVersion=1).run(rows("a", "b"))
+    with pytest.warns(UserWarning, match=message):
+        Job(broker, **named, txnVersion=version).run(rows(*values))
+    with pytest.raises(CommitRefused, match=message):
+        Job(broker, **named, txnVersion=version, repeatedBatch="refuse").run(rows(*values))
+    Job(broker, **named, txnVersion=1, repeatedBatch="refuse").run(rows("b", "a"))
+    Job(broker, **named, txnVersion=2, repeatedBatch="refuse").run(rows("c"))
+    assert visible(broker.bootstrap, topic) == ["a", "b", "c"]
 
 
 def test_applications_whose_names_begin_alike_do_not_meet(broker: EmbeddedBroker) -> None:
@@ -171,7 +199,7 @@ def test_applications_whose_names_begin_alike_do_not_meet(broker: EmbeddedBroker
     assert visible(broker.bootstrap, topic) == list(map(str, range(7)))
 
 
-def test_a_version_whose_driver_died_before_it_was_decided_is_written_once(broker: EmbeddedBroker) -> None:
+def test_a_version_whose_driver_died_before_it_was_committed_is_written_once(broker: EmbeddedBroker) -> None:
     topic = broker.topic()
     named: dict[str, object] = {"topic": topic, "txnAppId": topic, "txnVersion": 1}
     Job(broker, **named).attempt(rows("a", "b"))
@@ -179,7 +207,7 @@ def test_a_version_whose_driver_died_before_it_was_decided_is_written_once(broke
     assert visible(broker.bootstrap, topic) == ["a", "b"]
 
 
-def test_a_version_whose_driver_died_after_it_was_decided_is_finished(
+def test_a_version_whose_driver_died_after_it_was_committed_is_finished(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = broker.topic(partitions=2)
@@ -198,10 +226,10 @@ def test_a_version_whose_driver_died_after_it_was_decided_is_finished(
     assert visible(broker.bootstrap, topic) == ["a", "b"]
 
 
-def test_a_version_that_was_decided_is_finished_by_the_next_ones(
+def test_a_committed_version_is_finished_by_the_next_ones(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody does it again, and each of the next two drivers dies as well before it has ended anything."""
+    """It is not repeated, and each of the next two drivers dies as well before it has ended anything."""
     topic = broker.topic(partitions=2)
     named: dict[str, object] = {"topic": topic, "txnAppId": topic}
     with monkeypatch.context() as patch:
@@ -221,7 +249,7 @@ async def killed(*_: object) -> None:
     raise Killed
 
 
-def test_a_version_whose_driver_died_as_it_decided_is_written_once(broker: EmbeddedBroker) -> None:
+def test_a_version_whose_driver_died_as_it_ended_transactions_is_written_once(broker: EmbeddedBroker) -> None:
     topic = broker.topic(partitions=2)
     named: dict[str, object] = {"topic": topic, "txnAppId": topic, "txnVersion": 1}
     job = Job(broker, **named)
@@ -258,18 +286,31 @@ def test_batches_are_stored_once_whatever_becomes_of_requests(broker: EmbeddedBr
 # Errors and their messages.
 
 
-def test_a_topic_that_is_not_there(broker: EmbeddedBroker) -> None:
+def test_a_topic_that_is_not_there_is_created_where_the_broker_creates_topics(broker: EmbeddedBroker) -> None:
+    names = [f"{broker.topic()}-new-{number}" for number in range(3)]
+    Job(broker, topic=names[0]).run(rows("a"))
+    Job(broker, PLAIN | {"topic": TEXT}).run(rows("b", "c", topic=pa.array(names[1:])))
+    assert [visible(broker.bootstrap, name) for name in names] == [["a"], ["b"], ["c"]]
+
+
+def test_a_topic_that_is_not_there_is_refused_by_option(broker: EmbeddedBroker) -> None:
     with pytest.raises(
         KafkaError, match="topic nowhere-9 does not exist; create it with: levada topic create nowhere-9"
     ):
-        Job(broker, topic="nowhere-9").run(rows("a"))
+        Job(broker, topic="nowhere-9", **NO_CREATION).run(rows("a"))
+
+
+def test_a_broker_that_creates_no_topics() -> None:
+    with EmbeddedBroker({"auto.create.topics.enable": "false"}) as broker:
+        with pytest.raises(KafkaError, match="topic nowhere-9 does not exist; create it"):
+            Job(broker, topic="nowhere-9").run(rows("a"))
+        blocking.close()
 
 
 def test_a_driver_looks_for_the_topic_once(broker: EmbeddedBroker) -> None:
     topic = broker.topic()
-    there, missing = (
-        LevadaDataSource({"kafka.bootstrap.servers": broker.bootstrap, "topic": name}) for name in (topic, "nowhere-9")
-    )
+    servers = {"kafka.bootstrap.servers": broker.bootstrap} | NO_CREATION
+    there, missing = (LevadaDataSource(servers | {"topic": name}) for name in (topic, "nowhere-9"))
     for make in (missing.writer, missing.streamWriter):
         with pytest.raises(KafkaError, match="topic nowhere-9 does not exist; create it"):
             make(structs(**PLAIN), False)
@@ -379,6 +420,7 @@ def test_a_topic_is_not_overwritten() -> None:
     [
         ({"txnAppId": "x"}, "txnAppId and txnVersion belong together"),
         ({"txnVersion": "1"}, "txnAppId and txnVersion belong together"),
+        ({"repeatedBatch": "refuse"}, "repeatedBatch needs txnAppId and txnVersion"),
         (
             {"txnAppId": "x", "txnVersion": "1", "delivery": "at_least_once"},
             "txnAppId needs delivery=exactly_once",
@@ -388,7 +430,6 @@ def test_a_topic_is_not_overwritten() -> None:
             {"txnAppId": "x" * 40_000, "txnVersion": "1"},
             "option txnAppId has 40000 characters; the maximum is 250$",
         ),
-        ({"repeatedBatch": "skip"}, "there is no option repeatedBatch"),
         ({"delivery": "exactly-once"}, "did you mean exactly_once"),
         ({"kafka.compression.type": "brotli"}, "write none or gzip or snappy or lz4 or zstd"),
         ({"topics": "t"}, "there is no option topics; did you mean topic"),

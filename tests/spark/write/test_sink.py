@@ -59,6 +59,13 @@ def test_a_frame_becomes_records(sink: Sink) -> None:
     assert sink.visible(topic) == list(range(1_000))
 
 
+def test_a_topic_that_is_not_there_is_created(sink: Sink) -> None:
+    source, target = (f"{sink.broker.topic()}-new" for _ in range(2))
+    sink.save(sink.numbers(10), topic=source)
+    sink.copy(sink.read(source).select("key", "value"), target)
+    assert sink.visible(target) == list(range(10))
+
+
 def test_all_columns(sink: Sink, broker: EmbeddedBroker) -> None:
     topic = broker.topic(partitions=2)
     frame = sink.spark.sql(
@@ -206,9 +213,10 @@ def failing(sink: Sink, topic: str) -> dict[str, tuple[Callable[[], Any], str]]:
         "kafka.bootstrap.servers": f"127.0.0.1:{free_port()}",
         "kafka.socket.connection.setup.timeout.ms": "500",
     }
+    nothing_new = {"kafka.allow.auto.create.topics": "false"}
     return {
         "column": (lambda: sink.save(rows.drop("value"), topic=topic), "column value is missing"),
-        "topic": (lambda: sink.save(rows, topic="nowhere"), "topic nowhere does not exist; create it"),
+        "topic": (lambda: sink.save(rows, topic="nowhere", **nothing_new), "topic nowhere does not exist; create it"),
         "brokers": (lambda: sink.save(rows, topic=topic, **nobody), "no response from the brokers"),
         "no topic": (lambda: sink.save(rows), "there is no topic: set option topic"),
         "overwrite": (lambda: sink.save(rows, "overwrite", topic=topic), "a topic cannot be overwritten"),

@@ -3,6 +3,7 @@
 `test_sink_model` tries every order of steps in a world of its own; this is about the steps as they are taken here.
 """
 
+import json
 import pickle
 import signal
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.support.sink_tasks import Query, rows, visible
+from tests.spark.support.sink_tasks import Query, killed_at, rows, visible
 from tests.support.broker import BrokerProcess
 from tests.support.shell import Shell
 
@@ -31,26 +32,9 @@ from levada.testing import EmbeddedBroker
 NUMBERS = count(1)
 
 
-class Killed(BaseException):
-    """Where a driver ends."""
-
-
 @pytest.fixture
 def query(broker: EmbeddedBroker) -> Query:
     return Query(broker.bootstrap, f"query-{next(NUMBERS)}", broker.topic(partitions=2))
-
-
-@contextmanager
-def killed_at(step: str) -> Iterator[None]:
-    """A driver that dies as it comes to a step of `transactions`."""
-
-    async def dies(*_: object, **__: object) -> None:
-        raise Killed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transactions, step, dies)
-        with pytest.raises(Killed):
-            yield
 
 
 @contextmanager
@@ -102,7 +86,7 @@ def test_a_batch_is_committed_though_no_broker_lists_its_transactions(query: Que
     assert query.visible() == ["a", "b", "c"]
 
 
-def test_a_batch_that_was_decided_is_finished_though_no_broker_lists_what_is_left(query: Query) -> None:
+def test_a_committed_batch_is_finished_though_no_broker_lists_what_is_left(query: Query) -> None:
     with killed_at("_commit"):
         query.commit(0, query.attempt(0, "ab"), query.attempt(0, "c", partition=1))
     query.restarted()
@@ -122,13 +106,13 @@ def test_a_commit_record_names_what_its_coordinator_has_forgotten(query: Query) 
     """A transactional id that expired: its transaction has ended."""
     forgotten = task_transactional_id(query.name, 5, 0)
 
-    async def decide(client: Client) -> None:
+    async def append(client: Client) -> None:
         async with client.producer(transactional_id=driver_transactional_id(query.name)) as driver:
             _, partition = await read_last_commit(client, query.name)
             commit = CommitRecord(0, (PreparedTransaction(forgotten, 1 << 40, 3),))
             await append_commit(driver, query.name, commit, partition)
 
-    blocking.run(decide(blocking.client(query.bootstrap)))
+    blocking.run(append(blocking.client(query.bootstrap)))
     query.commit(0, query.attempt(0, "a"))
     query.commit(1, query.attempt(1, "b"))
     assert query.visible() == ["b"]
@@ -138,9 +122,9 @@ def test_a_commit_record_names_what_its_coordinator_has_forgotten(query: Query) 
 def test_a_batch_does_not_look_for_what_the_one_before_has_ended(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     fenced: list[str] = []
 
-    async def recorded(client: Client, name: str) -> transactions.Fenced:
+    async def recorded(client: Client, name: str, timeout_ms: int | None = None) -> transactions.Fenced:
         fenced.append(name)
-        return await fence(client, name)
+        return await fence(client, name, timeout_ms)
 
     query.commit(0, *(query.attempt(0, "a", partition) for partition in range(5)))
     message, fence = query.attempt(1, "b", partition=1), transactions.fence
@@ -263,6 +247,44 @@ def test_a_batch_that_failed_leaves_nothing(query: Query) -> None:
     assert query.visible() == ["b"]
 
 
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_batch_that_failed_leaves_nothing_though_no_task_returned(
+    broker: EmbeddedBroker, tmp_path: Path, readable: bool
+) -> None:
+    """Its query is found in the checkpoint; in the commit log if that is on a file system of the JVM."""
+    name, location = f"query-{next(NUMBERS)}", str(tmp_path) if readable else f"hdfs://nowhere{tmp_path}"
+    (tmp_path / "metadata").write_text(json.dumps({"id": name}))
+    query = Query(broker.bootstrap, name, broker.topic(), checkpointLocation=location)
+    query.commit(0, query.attempt(0, "a"))
+    query.attempt(1, "b")
+    query.abort(1, None)
+    assert task_transactional_id(name, 0, 0) not in Shell(broker.bootstrap)("txn", "list", "--open").out
+    query.commit(1, query.attempt(1, "b"))
+    assert query.visible() == ["a", "b"]
+
+
+@pytest.mark.parametrize("metadata", [b"", b'{"id": "qu', b"{}", b"[]", b"\xff"])
+def test_a_damaged_checkpoint_does_not_fail_an_abort(broker: EmbeddedBroker, tmp_path: Path, metadata: bytes) -> None:
+    (tmp_path / "metadata").write_bytes(metadata)
+    Query(broker.bootstrap, "damaged", broker.topic(), checkpointLocation=str(tmp_path)).abort(0, None)
+
+
+@pytest.mark.parametrize("location", ["checkpoints/loud", "/nowhere/loud", "hdfs:///loud"])
+def test_a_failed_batch_leaves_a_query_alone_whose_checkpoint_may_be_another(
+    broker: EmbeddedBroker, location: str
+) -> None:
+    """Drivers of two clusters have the same path; Python cannot read the checkpoint of the one that fails."""
+    topic = broker.topic()
+    living, failed = (
+        Query(broker.bootstrap, f"query-{next(NUMBERS)}", topic, checkpointLocation=location) for _ in range(2)
+    )
+    living.commit(0, living.attempt(0, "a"))
+    message = living.attempt(1, "b")
+    failed.abort(0, None)
+    living.commit(1, message)
+    assert living.visible() == ["a", "b"]
+
+
 def test_a_driver_that_was_overtaken_is_reported_so(query: Query) -> None:
     message = query.attempt(0, "a")
     query.commit(0, query.attempt(0, "a"))
@@ -295,7 +317,7 @@ def test_a_transaction_left_behind_is_shown_and_ended_by_an_operator(query: Quer
     message = query.attempt(0, "a")
     shell, name = Shell(query.bootstrap), task_transactional_id(query.name, 0, 0)
     (row,) = [row for row in shell("txn", "list", "--open", "-o", "json").json() if row["transactional_id"] == name]
-    assert row["two_phase"] is True and len(row["partitions"]) == 1
+    assert (row["two_phase"], row["timeout_seconds"], len(row["partitions"])) == (False, 900, 1)
     assert shell("txn", "abort", name, "--yes").err == f"aborted {name}\n"
     with pytest.raises(CommitRefused, match=f"{name} of this batch was ended by another driver.*Nothing"):
         query.commit(0, message)

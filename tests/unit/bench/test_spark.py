@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from bench.spark import report as spark_report
-from bench.spark.rows import SHAPES, growth_key, rows, stored_rows
-from bench.spark.sides import Shape, batches
+from bench.spark.rows import LARGE, SHAPES, SKEWED, WIDE, growth_key, rows, stored_rows
+from bench.spark.sides import Shape, batches, starting_offsets
 
 from levada.wire.batches import decode
 
@@ -41,6 +41,22 @@ def test_stored_batches_have_values_of_their_size(shape: Shape) -> None:
     assert len(data) < (6_000 if shape.codec else 20_000)
 
 
+def test_batches_of_large_values_have_one_record_and_are_few() -> None:
+    made = batches(LARGE)
+    assert {count for _, count in made} == {1} and sum(len(data) for data, _ in made) < 40 << 20
+
+
+def test_partitions_share_the_records() -> None:
+    assert sum(WIDE.shares()) == pytest.approx(1) and len(WIDE.shares()) == 200
+    assert sum(SKEWED.shares()) == pytest.approx(1) and SKEWED.shares()[0] == 0.9
+
+
+def test_the_last_rows_are_taken_from_all_partitions() -> None:
+    assert starting_offsets([900, 50, 50], 100) == [810, 45, 45]
+    assert starting_offsets([10, 10, 10], 5) == [7, 9, 9]
+    assert starting_offsets([4, 3], 7) == [0, 0]
+
+
 def test_enough_is_stored_for_every_row() -> None:
     assert stored_rows(1)[SHAPES["100"]] == 4_000_000
     assert stored_rows(0.5)[SHAPES["1k"]] == 500_000
@@ -48,9 +64,9 @@ def test_enough_is_stored_for_every_row() -> None:
 
 def test_goals_are_met_or_missed() -> None:
     kept, missed = spark_report.markdown(found(1_200_000)), spark_report.markdown(found(400_000))
-    assert "15 of 15 goals met" in kept and "Other processes used 10% of the cores" in kept
+    assert "16 of 16 goals met" in kept and "Other processes used 10% of the cores" in kept
     assert "missed" not in kept
-    assert "2 of 15 goals met" in missed
+    assert "2 of 16 goals met" in missed
     assert "rate ≥ 2 x: **missed**, 0.80 x; ≥ 1,000,000/s: **missed**" in missed
 
 
@@ -64,4 +80,4 @@ def test_a_side_that_failed_has_no_ratio() -> None:
     broken = found(1_200_000)
     del broken["rows"]["write-100"]["kafka"]
     broken["rows"]["write-100"]["errors"] = {"kafka": "no"}
-    assert "| failed |  |  | rate ≥ 1 x: not measured |" in spark_report.rows_table(broken)
+    assert "| failed |  |  | rate ≥ 1.5 x: not measured |" in spark_report.rows_table(broken)

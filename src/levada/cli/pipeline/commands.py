@@ -40,6 +40,7 @@ COMMANDS = {
     "search": ("levada.cli.pipeline.flows", "Search the logs of services."),
 }
 
+DAY_MS = 24 * 3_600_000
 COLUMNS = ("name", "pipeline", "state", "rows", "rows_per_second", "lag", "batch_seconds", "seconds_ago")
 
 
@@ -177,24 +178,55 @@ def stop(name: str, wait: float, home: str) -> None:
 
 
 @pipeline.command(short_help="Forget a run: the next one of its name starts from the beginning.")
-@click.argument("name", shell_complete=complete_runs)
+@click.argument("name", required=False, shell_complete=complete_runs)
+@click.option(
+    "--older-than",
+    metavar="DAYS",
+    type=click.FloatRange(min=0),
+    help="Forget all runs that ended so long ago, instead of one by its name; killed runs stay.",
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @home_option
-def forget(name: str, yes: bool, home: str) -> None:
-    """Forget a run: remove its progress, options, checkpoint and log.
+def forget(name: str | None, older_than: float | None, yes: bool, home: str) -> None:
+    """Forget a run, or all that ended long ago: remove progress, options, checkpoint and log.
 
     The next run of its name reads its topics from their beginning. The results that are already written stay, and are
     written again. The end offsets of an archive are in the lake, so archive continues where the lake ends.
+
+    It is not known when a killed run ended: forget it by its name.
 
     \b
     Examples:
       levada pipeline forget activity
       levada pipeline forget activity --yes
+      levada pipeline forget --older-than 30
     """
-    confirm(f"Forget the run {name} of {_find(home, name).pipeline or 'a pipeline'}?", yes)
-    with plain_errors():
-        Run(home, name).forget()
-    notice(f"run {name} is forgotten")
+    if (name is None) == (older_than is None):
+        raise click.UsageError("give the name of a run, or --older-than")
+    if name is not None:
+        confirm(f"Forget the run {name} of {_find(home, name).pipeline or 'a pipeline'}?", yes)
+        names = [name]
+    else:
+        names = _ended_before(home, older_than or 0)
+        if not names:
+            notice(f"no run ended more than {older_than:g} days ago (in {home})")
+            return
+        confirm(f"Forget the runs {', '.join(names)}?", yes)
+    for one in names:
+        with plain_errors():
+            Run(home, one).forget()
+        notice(f"run {one} is forgotten")
+
+
+def _ended_before(home: str, days: float) -> list[str]:
+    """The names of the runs that ended so many days ago.
+
+    Killed and damaged runs are forgotten only by their names: a killed run has not recorded its end, and its last
+    progress may be much older, since a stream without new records makes none.
+    """
+    before_ms = SystemClock().now_ms() - days * DAY_MS
+    ended = (run for run in all_runs(home) if run.state not in ("running", "killed", "damaged"))
+    return [run.name for run in ended if run.progress_ms < before_ms]
 
 
 def _find(home: str, name: str) -> RunStatus:

@@ -1,6 +1,6 @@
 """`levada pipeline run activity|devices|logs`, and `levada pipeline report` and `search` over the same topics."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +19,7 @@ from levada.cli.pipeline.options import (
     PathType,
     duration_option,
     format_option,
-    master_option,
+    spark_options,
     stream_options,
     topics_option,
 )
@@ -121,7 +121,7 @@ def logs(**given: Any) -> None:
 
 
 def _run(pipeline: str, given: dict[str, Any]) -> None:
-    outside = ("once", "name", "home", "master", "properties", "more")
+    outside = ("once", "name", "home", "master", "conf", "properties", "more")
     shown = {key: value for key, value in given.items() if key not in outside and value is not None}
     shown["topics"] = ", ".join(given["topics"])
     run_pipeline(pipeline, given, shown, topics=given["topics"])
@@ -145,7 +145,7 @@ def _run(pipeline: str, given: dict[str, Any]) -> None:
     help="The file of the chart: an image (.svg), or a page to open in a browser and zoom (.html); can be repeated."
     "  [default: PIPELINE.svg]",
 )
-@master_option
+@spark_options
 @format_option("source")
 @client_options
 def report(
@@ -154,6 +154,7 @@ def report(
     lake: str | None,
     charts: tuple[str, ...],
     master: str | None,
+    conf: Mapping[str, str],
     more: tuple[str, ...],
     properties: ClientProperties,
 ) -> None:
@@ -171,7 +172,7 @@ def report(
     topics = topics or module.TOPICS
     with plain_errors():
         check_inputs(topics, properties, lake)
-        spark = new_session("report", master)
+        spark = new_session("report", master, conf)
         found = module.report(topics, lake=lake, bootstrap=properties.bootstrap, spark=spark, **options)
     click.echo(found.text())
     for chart in charts or (f"{pipeline}.svg",):
@@ -204,13 +205,14 @@ def report(
     show_default=True,
     help="At most so many lines.",
 )
-@master_option
+@spark_options
 @output_option
 @client_options
 def search(
     limit: int,
     output: Output,
     master: str | None,
+    conf: Mapping[str, str],
     more: tuple[str, ...],
     properties: ClientProperties,
     **given: Any,
@@ -228,6 +230,6 @@ def search(
 
     with plain_errors():
         check_inputs(given["topics"], properties, given["lake"])
-        found = find(spark=new_session("search", master), bootstrap=properties.bootstrap, **given, **options)
+        found = find(spark=new_session("search", master, conf), bootstrap=properties.bootstrap, **given, **options)
         rows = found.selectExpr("string(at) at", "service", "level", "message").limit(limit).collect()
     emit([row.asDict() for row in rows], output, ("at", "service", "level", "message"))

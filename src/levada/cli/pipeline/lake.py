@@ -14,7 +14,8 @@ from levada.cli.pipeline.options import (
     topics_option,
 )
 from levada.cli.pipeline.process import run_pipeline
-from levada.pipelines.lake.parquet import COMPACTION, CompactionPolicy
+from levada.pipelines.lake.commits import COMPACTION, CompactionPolicy
+from levada.pipelines.lake.lake import is_delta
 
 
 def archived_options(command: Command) -> Command:
@@ -44,9 +45,17 @@ def archived_options(command: Command) -> Command:
     show_default=True,
     help="Smaller files are merged when a directory has many of them.",
 )
+@click.option(
+    "--retention-minutes",
+    metavar="MINUTES",
+    type=click.FloatRange(min=0),
+    show_default="60; a week in a Delta table, where hours count",
+    help="Merged files stay that long for readers; 0 removes them at once.",
+)
+@click.option("--table", metavar="NAME", help="A Parquet lake as a table of a shared catalog, for SQL.")
 @format_option("source")
 @stream_options
-def archive(small_mb: int, **given: Any) -> None:
+def archive(small_mb: int, retention_minutes: float | None, **given: Any) -> None:
     """Archive topics to a lake by topic and date, each record once: Parquet files, or a Delta table.
 
     \b
@@ -56,8 +65,11 @@ def archive(small_mb: int, **given: Any) -> None:
       levada pipeline run archive --topic orders --to ./tables/orders --format delta
       levada pipeline run archive --topic orders --to hdfs://namenode/lake --every '1 minute'
     """
+    if given["table"] is not None and (given["lake_format"] == "delta" or is_delta(given["to"])):
+        raise click.UsageError("--table needs a Parquet lake: without jars Spark's catalog does not keep a Delta table")
     shown = {"topic": ", ".join(given["topics"]), "to": given["to"], "every": given["every"]}
-    given["compaction"] = CompactionPolicy(small_bytes=small_mb << 20)
+    retention_ms = None if retention_minutes is None else round(retention_minutes * 60_000)
+    given["compaction"] = CompactionPolicy(small_bytes=small_mb << 20, retention_ms=retention_ms)
     run_pipeline("archive", given, shown, topics=given["topics"], has_checkpoint=False)
 
 
@@ -98,7 +110,7 @@ def replay(**given: Any) -> None:
     metavar="QUERY",
     default="SELECT count(*) AS records, min(timestamp) AS first, max(timestamp) AS last FROM history",
     show_default=True,
-    help='A query over the table `history`, which has the columns of format("levada").',
+    help='A query over the table `history`: the columns of format("levada"), and `date`, which prunes the lake.',
 )
 @click.option(
     "--to",
@@ -119,7 +131,7 @@ def history(**given: Any) -> None:
       levada pipeline run history --topic orders --lake ./lake
       levada pipeline run history --topic orders --lake ./lake --to ./orders.parquet --sql 'SELECT * FROM history'
       levada pipeline run history --topic orders --lake ./lake \\
-        --sql 'SELECT date(timestamp) AS day, count(*) AS orders FROM history GROUP BY day ORDER BY day'
+        --sql 'SELECT date, count(*) AS orders FROM history GROUP BY date ORDER BY date'
     """
     topic, lake = given["topic"], given["lake"]
     shown = {"topic": topic, "lake": lake, "sql": given["query"]}

@@ -1,15 +1,21 @@
 """The options that commands of pipelines share."""
 
+import re
 from collections.abc import Callable
+from functools import wraps
+from typing import Any, cast
 
 import click
 from click.shell_completion import CompletionItem
 
 from levada.cli.completion import matching
 from levada.cli.options import Command, client_options, complete_topics
+from levada.cli.settings import parse_settings
 from levada.pipelines.errors import LakeError, PipelineError, check_chart_file, check_durations
 from levada.pipelines.lake.lake import check_path
 from levada.pipelines.runs.run import all_runs, default_directory
+
+DRIVER_MEMORY = "spark.driver.memory"
 
 
 class PathType(click.ParamType[str]):
@@ -51,6 +57,17 @@ class DurationType(click.ParamType[str]):
         return value
 
 
+class MemoryType(click.ParamType[str]):
+    """An amount of memory in Spark's syntax."""
+
+    name = "size"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not re.fullmatch(r"[1-9]\d*[kmgt]b?", value, re.IGNORECASE):
+            self.fail(f"{value!r} is not an amount of memory, such as 800m or 4g", param, ctx)
+        return value
+
+
 def duration_option(name: str, default: str, text: str) -> Callable[[Command], Command]:
     """Add an option that is a duration."""
     return click.option(name, metavar="TIME", type=DurationType(), default=default, show_default=True, help=text)
@@ -75,19 +92,41 @@ def home_option(command: Command) -> Command:
     )(command)
 
 
-def master_option(command: Command) -> Command:
-    """Add --master."""
-    return click.option(
+def spark_options(command: Command) -> Command:
+    """Add --master, --driver-memory and --conf; the command gets the last two as `conf`, settings of Spark."""
+
+    @wraps(command)
+    def with_conf(*, conf: tuple[str, ...], driver_memory: str | None, **given: Any) -> Any:
+        settings = parse_settings(conf, "--conf")
+        foreign = [name for name in settings if not name.startswith("spark.")]
+        if foreign:
+            text = f"{foreign[0]!r} is not a setting of Spark: these begin with spark."
+            raise click.BadParameter(text, param_hint="--conf")
+        if driver_memory is not None:
+            settings[DRIVER_MEMORY] = driver_memory
+        return command(conf=settings, **given)
+
+    master = click.option(
         "--master", metavar="URL", help="The Spark master; by default this machine or Spark's settings."
-    )(command)
+    )
+    memory = click.option(
+        "--driver-memory",
+        metavar="SIZE",
+        type=MemoryType(),
+        help="The heap of Spark's driver, which on this machine does all the work: 4g.  [default: Spark's, 1g]",
+    )
+    settings = click.option(
+        "--conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark, as for spark-submit; can be repeated."
+    )
+    return cast(Command, master(memory(settings(with_conf))))
 
 
 def run_options(command: Command) -> Command:
-    """Add the options of every pipeline: --name, --master, --home, -b."""
+    """Add the options of every pipeline: --name, those of Spark, --home, -b."""
     name = click.option(
         "--name", metavar="NAME", shell_complete=complete_runs, help="The name of the run; by default the pipeline's."
     )
-    return name(master_option(home_option(client_options(command))))
+    return name(spark_options(home_option(client_options(command))))
 
 
 def stream_options(command: Command) -> Command:

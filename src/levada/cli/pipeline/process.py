@@ -1,5 +1,6 @@
 """The process of a run: starts Spark without its output, follows the queries, handles signals and errors."""
 
+import logging
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ from levada.cli.options import notice, require_topic, with_client
 from levada.cli.settings import ClientProperties, parse_settings
 from levada.clock import SystemClock
 from levada.extras import install_command
-from levada.pipelines.errors import LakeError, PipelineError, RunError, root_cause
+from levada.pipelines.errors import LakeError, PipelineError, RunError, explain_failure, jvm_end, root_cause
 from levada.pipelines.lake.lake import check_local_lake
 from levada.pipelines.runs.progress import Progress
 from levada.pipelines.runs.queries import RunningPipeline
@@ -50,17 +51,20 @@ def run_pipeline(
     default; `topics` and `lake` must exist. `check` raises PipelineError before anything is written, and Spark starts;
     with it, a PipelineError before the start of the pipeline leaves an earlier run of the name as it was.
     """
-    name, home, master = (given.pop(key) for key in ("name", "home", "master"))
+    name, home, master, conf = (given.pop(key) for key in ("name", "home", "master", "conf"))
     properties: ClientProperties = given.pop("properties")
     options = properties.spark_options() | parse_settings(given.pop("more"), "--option")
 
     def start(run: Run) -> RunningPipeline:
+        from levada.spark.session.jvm import jvm_killed_at_interrupt
+
         check_inputs(topics, properties, lake)
-        spark = new_session(run.name, master, run.spark_log)
         call: Callable[..., RunningPipeline] = getattr(pipelines, function or pipeline)
         if has_checkpoint:
             given["checkpoint"] = run.checkpoint
-        return call(**given, bootstrap=properties.bootstrap, spark=spark, name=run.name, **options)
+        with jvm_killed_at_interrupt():
+            spark = new_session(run.name, master, conf, run.spark_log)
+            return call(**given, bootstrap=properties.bootstrap, spark=spark, name=run.name, **options)
 
     require_spark()
     with plain_errors():
@@ -78,24 +82,28 @@ def _execute(
     *,
     restores: bool,
 ) -> None:
-    """Hold the run while the pipeline works, and record its progress and how it ended."""
+    """Hold the run while the pipeline works, and record its progress and how it ended.
+
+    A run whose start is abandoned counts as stopped: the next one continues where the last one ended.
+    """
     clock = SystemClock()
     with run.hold(pipeline, shown, clock.now_ms()), Signals() as signals:
         running = None
         try:
-            running = start(run)
+            with signals.interrupting():
+                running = start(run)
             _follow(run, running, signals, clock)
-        except KeyboardInterrupt:
-            run.record(_last_progress(run), "stopped", clock.now_ms())
-            raise
         except BaseException as error:
-            if running is None and restores and isinstance(error, PipelineError):
+            if isinstance(error, KeyboardInterrupt) or (running is None and signals.received):
+                run.record(_last_progress(run), "stopped", clock.now_ms())
+            elif running is None and restores and isinstance(error, PipelineError):
                 run.restore()
             elif running is None:
                 run.record_failed_start(one_sentence(error), clock.now_ms())
             else:
                 run.record(_last_progress(run), "failed", clock.now_ms(), one_sentence(error))
-            raise
+            if running is not None or signals.received != 1:
+                raise
         last = _last_progress(run)
         run.record(last, "stopped" if signals.received else "finished", clock.now_ms())
         if last.open_rows and not signals.received:
@@ -117,7 +125,6 @@ def _follow(run: Run, running: RunningPipeline, signals: "Signals", clock: Syste
     notice(f"pipeline {run.name} is running; to stop it: Ctrl-C, or levada pipeline stop {run.name}")
     while not running.wait(0.5, watch):
         if signals.received:
-            notice("stopping ...")
             running.stop()
         elif not noticed and clock.now_ms() > notice_ms:
             noticed = True
@@ -144,12 +151,14 @@ def check_inputs(topics: Iterable[str], properties: ClientProperties, lake: str 
 
 
 class Signals:
-    """Handles Ctrl-C and SIGTERM: the first one sets `received`, a second one interrupts."""
+    """Handles Ctrl-C and SIGTERM: the first one is counted, a second one interrupts."""
 
     def __init__(self) -> None:
-        self.received = False
+        self.received = 0
+        self._interrupts = False
 
     def __enter__(self) -> "Signals":
+        self._stderr = os.dup(2)  # standard error may be redirected when a signal comes
         self._before = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
@@ -158,11 +167,30 @@ class Signals:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        os.close(self._stderr)
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Raise KeyboardInterrupt in the block already at the first signal."""
+        self._interrupts = True
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not self.received:  # SparkContext has handled it, until `_restored_sigint`
+                self._count()
+            raise
+        finally:
+            self._interrupts = False
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.received:
+        self._count()
+        if self._interrupts or self.received > 1:
             raise KeyboardInterrupt
-        self.received = True
+
+    def _count(self) -> None:
+        self.received += 1
+        if self.received == 1:
+            os.write(self._stderr, b"stopping ...\n")  # unlike sys.stderr, safe while it is being written
 
 
 def require_spark(*more: str) -> None:
@@ -172,13 +200,17 @@ def require_spark(*more: str) -> None:
             raise CommandError(f"{name} is not installed", hint=f"try: {install_command('spark')}")
 
 
-def new_session(name: str, master: str | None, log: str | None = None) -> "SparkSession":
-    """A Spark session for a command; standard error of Spark and its workers goes to the file `log`."""
+def new_session(name: str, master: str | None, conf: Mapping[str, str], log: str | None = None) -> "SparkSession":
+    """A Spark session for a command, with the settings `conf`.
+
+    Standard error of Spark and its workers goes to the file `log`.
+    """
     from pyspark.errors import PySparkException
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
     from levada.spark.session.java import JavaNotFoundError
+    from levada.spark.session.jvm import jvm_killed_at_interrupt
     from levada.spark.session.session import session
 
     for logger in NOISY_LOGGERS:
@@ -186,17 +218,29 @@ def new_session(name: str, master: str | None, log: str | None = None) -> "Spark
     log = log or os.path.join(default_directory(), f".{name}", "spark.log")  # no run can have this name
     notice(f"starting Spark for {name} (its log: {log}) ...")
     try:
-        with _stderr_to(log), _restored_sigint():
+        with _stderr_to(log), _restored_sigint(), jvm_killed_at_interrupt():
             if SparkSession.getActiveSession() is not None:
-                return session()
+                return session(**conf)
             # Spark creates this directory, by default in the working directory.
-            return session(f"levada {name}", master, **{WAREHOUSE: os.path.join(os.path.dirname(log), "tables")})
+            tables = os.path.join(os.path.dirname(log), "tables")
+            spark = session(f"levada {name}", master, **{WAREHOUSE: tables, **conf})
+            _log_traces_to(log, spark)
+            return spark
     except JavaNotFoundError as error:
         raise CommandError(str(error)) from None
     except PySparkException as error:
         with open(log, encoding="utf-8", errors="replace") as file:
             tail = file.read()[-LOG_TAIL:].strip()
         raise CommandError(f"Spark does not start: {root_cause(str(error))}", hint=tail) from None
+
+
+def _log_traces_to(path: str, spark: "SparkSession") -> None:
+    """Log to this file what Spark's Python part prints when the JVM ends; the command reports that in a sentence."""
+    logging.basicConfig(filename=path, level=logging.WARNING)
+    server = getattr(spark.sparkContext, "_accumulatorServer", None)  # its connection breaks then
+    if server is not None:
+        logger = logging.getLogger("py4j")
+        server.handle_error = lambda request, address: logger.warning("accumulators: the JVM closed its connection")
 
 
 @contextmanager
@@ -206,7 +250,9 @@ def _stderr_to(path: str) -> Iterator[None]:
     sys.stderr.flush()
     before = os.dup(2)
     try:
-        with open(path, "wb") as file:
+        with open(path, "wb"):
+            pass  # the log of the previous run
+        with open(path, "ab") as file:
             os.dup2(file.fileno(), 2)
         yield
     finally:
@@ -239,11 +285,13 @@ def plain_errors() -> Iterator[None]:
 
         from levada.spark.errors import OptionError
 
-        if not isinstance(error, PySparkException | Py4JJavaError | OptionError):
+        if not isinstance(error, PySparkException | Py4JJavaError | OptionError) and not jvm_end():
             raise
         raise CommandError(one_sentence(error)) from None
 
 
 def one_sentence(error: BaseException) -> str:
     """The cause of an error in a sentence."""
-    return root_cause(str(error)) or type(error).__name__
+    if isinstance(error, CommandError | RunError | PipelineError | LakeError):
+        return str(error)
+    return explain_failure(error) or type(error).__name__

@@ -115,7 +115,7 @@ def _print_results(
         from levada.pipelines.flows.sql import query_topics
 
         options |= {"schemas": schemas, "watermarks": watermarks, "notify": notice}
-        spark = new_session("sql", given["master"])
+        spark = new_session("sql", given["master"], given["conf"])
         found = query_topics(query, bootstrap=properties.bootstrap, spark=spark, **options)
         rows = found.limit(limit + 1).selectExpr(AS_JSON).collect()
     emit([json.loads(row.json) for row in rows[:limit]], output, found.columns)

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 from levada.pipelines.errors import PipelineError, check_durations, explain_query
 from levada.pipelines.flows import flow
 from levada.pipelines.flows.flow import QueryOptions, Result
-from levada.pipelines.flows.sql_text import check_query, reads_its_results, run_name
+from levada.pipelines.flows.sql_text import check_query, reads_its_results, reads_no_topic, run_name
 from levada.pipelines.lake.files import Files
 from levada.pipelines.runs.queries import RunningPipeline
 from levada.pipelines.runs.run import Run, default_directory, load_arguments
@@ -123,7 +123,7 @@ def select(spark: "SparkSession", query: str, tables: "Tables") -> DataFrame:
         logger.disabled = False
         tables.drop_views()
     if not tables.created:
-        raise PipelineError("the query reads no topic; name one after FROM")
+        raise reads_no_topic()
     return rows
 
 

@@ -21,6 +21,8 @@ _TOKEN = re.compile(
     |\S""",
     re.VERBOSE | re.DOTALL,
 )
+# Without one of these words, be it in a string or a comment, a query reads no table.
+_READS = re.compile("FROM|JOIN|TABLE", re.IGNORECASE)
 # A subquery or a list of tables begins here; other parentheses hold expressions, with a FROM of their own kind.
 _QUERY_STARTS = {"SELECT", "FROM", "WITH", "TABLE", "VALUES", "("}
 # Words after which a comma separates something else than tables.
@@ -35,6 +37,8 @@ def check_query(query: str, to: str | None, watermarks: Mapping[str, str]) -> se
     """Return the tables of a query; PipelineError if it cannot be run, whatever the tables hold."""
     if not SELECT.match(query):
         raise PipelineError(f"only queries can be run (SELECT ..., WITH ... SELECT ...), this is: {query[:60]}")
+    if not _READS.search(query):
+        raise reads_no_topic()
     tables = tables_of(query)
     if to is not None:
         _check_result(to, tables)
@@ -62,6 +66,11 @@ def _check_result(to: str, tables: set[str]) -> None:
 def reads_its_results(to: str) -> PipelineError:
     """The error of a query that reads the topic of its results."""
     return PipelineError(f"the query reads {to}, the topic of its results: it would read its own output")
+
+
+def reads_no_topic() -> PipelineError:
+    """The error of a query without a topic."""
+    return PipelineError("the query reads no topic; name one after FROM")
 
 
 def tables_of(query: str) -> set[str]:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from levada.model import TopicPartition
 from levada.pipelines.errors import LakeError
+from levada.pipelines.lake.commits import COMPACTION, CompactionPolicy, EndOffsets, TopicIds, merge_offsets
 from levada.pipelines.lake.files import Files
 from levada.pipelines.lake.lake import Lake, lake_errors, open_lake
-from levada.pipelines.lake.parquet import COMPACTION, CompactionPolicy, EndOffsets, TopicIds, merge_offsets
+from levada.pipelines.lake.tables import LakeTable
 from levada.pipelines.runs.queries import RunningPipeline
 from levada.pipelines.topics import check_topic_ids, earliest_offsets, topic_ids
 from levada.spark.session.session import session_or
@@ -38,6 +39,7 @@ def archive(
     every: str = "10 seconds",
     lake_format: str | None = None,
     compaction: CompactionPolicy = COMPACTION,
+    table: str | None = None,
     spark: "SparkSession | None" = None,
     name: str = "archive",
     **options: str,
@@ -45,36 +47,42 @@ def archive(
     """Archive the topics' records to the lake `to`, a path that Spark can write.
 
     With `once` the query ends when all available records are archived. `every` is the interval of micro-batches.
-    `lake_format` is parquet, the default of a new lake, or delta. `options` are those of `format("levada")`. A lake
-    has one writer: an earlier one fails.
+    `lake_format` is parquet, the default of a new lake, or delta. `table` is the lake's name in Spark's catalog, for
+    SQL (see `register`). `options` are those of `format("levada")`. A lake has one writer: an earlier one fails.
     """
-    if NULL_PARTITION in topics:
-        raise LakeError(f"topic {NULL_PARTITION} cannot be archived: in a lake this name stands for null")
-    spark = session_or(spark)
-    with lake_errors(to):
-        lake = open_lake(spark, to, lake_format)
+    session = session_or(spark)
+    lake = _open(session, topics, to, lake_format)
     begins = earliest_offsets(bootstrap, topics, options)
     read_ids = partial(topic_ids, bootstrap, topics, options)
     ids = read_ids()
     check_topic_ids(lake, ids)
+    lake_table = None if table is None else LakeTable(lake, table, session)
+    source = session.readStream.option("kafka.bootstrap.servers", bootstrap).option("subscribe", ",".join(topics))
+
+    def load() -> "tuple[EndOffsets, DataFrame]":
+        ends = archived_ends(lake, begins)
+        found = source.option("startingOffsets", starting_offsets(ends, begins)).options(**options)
+        return ends, found.load(format="levada")
+
+    ends, records = load()
     with lake_errors(to):
-        checkpoint = claim(lake, {topic: ids[topic] for topic in archived_ends(lake, begins) if topic in ids})
-    source = (
-        spark.readStream.format("levada")
-        .option("kafka.bootstrap.servers", bootstrap)
-        .option("subscribe", ",".join(topics))
-        .option("startingOffsets", starting_offsets(archived_ends(lake, begins), begins))
-        .options(**options)
-    )
-    writer = BatchWriter(lake, compaction, checkpoint, ids, read_ids)
-    stream = (
-        source.load()
-        .writeStream.queryName(name)
-        .option("checkpointLocation", checkpoint.root)
-        .foreachBatch(writer.write)
-    )
+        lake.check_schema(topics, records.schema, as_table=table is not None)
+        checkpoint = claim(lake, {topic: ids[topic] for topic in ends if topic in ids})
+        lake.vacuum(compaction.retention_ms)
+    if archived_ends(lake, begins) != ends:  # the previous writer committed until the claim
+        ends, records = load()
+    stream = records.writeStream.queryName(name).option("checkpointLocation", checkpoint.root)
+    stream = stream.foreachBatch(BatchWriter(lake, compaction, checkpoint, ids, read_ids, lake_table).write)
     stream = stream.trigger(availableNow=True) if once else stream.trigger(processingTime=every)
     return RunningPipeline(name, [stream.start()])
+
+
+def _open(spark: "SparkSession", topics: Sequence[str], path: str, lake_format: str | None) -> Lake:
+    """The lake for these topics."""
+    if NULL_PARTITION in topics:
+        raise LakeError(f"topic {NULL_PARTITION} cannot be archived: in a lake this name stands for null")
+    with lake_errors(path):
+        return open_lake(spark, path, lake_format)
 
 
 def claim(lake: Lake, ids: TopicIds) -> Files:
@@ -114,12 +122,15 @@ class BatchWriter:
         checkpoint: Files,
         ids: TopicIds,
         read_ids: Callable[[], TopicIds],
+        table: LakeTable | None = None,
     ) -> None:
         self._lake = lake
         self._compaction = compaction
         self._checkpoint = checkpoint
         self._ids = ids  # of the topics at the start
         self._read_ids = read_ids  # the current ones
+        self._table = table
+        self._update_table()
 
     def write(self, batch: "DataFrame", number: int) -> None:
         """Commit one micro-batch, which may be in the lake already."""
@@ -136,8 +147,14 @@ class BatchWriter:
         if known != merge_offsets(known, ends):  # the batch reaches beyond the lake
             self._lake.add(only_new(batch, known, begins), ends, self._check_topics)
             self._lake.compact(batch.sparkSession, self._compaction)
+            self._lake.vacuum(self._compaction.retention_ms)
+            self._update_table()
         else:
             self._check_topics()
+
+    def _update_table(self) -> None:
+        if self._table is not None:
+            self._table.update()
 
     def _check_topics(self) -> TopicIds:
         """The ids of the topics that were read until now; LakeError if one has changed."""

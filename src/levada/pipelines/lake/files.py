@@ -17,6 +17,9 @@ PARQUET_OPTIONS = {
     "parquet.block.size.row.check.min": "1",
     "parquet.page.size.row.check.min": "1",
 }
+SPARK_SCHEMA = "org.apache.spark.sql.parquet.row.metadata"  # the key in the footer of a file that Spark wrote
+CONDITIONAL_CREATE = "fs.option.create.conditional.overwrite"  # an object is created only if it does not exist
+RENAMING_SCHEMES = ("file", "hdfs", "viewfs", "webhdfs", "swebhdfs")
 NO_HARD_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP)  # errors of a file system without them
 
 
@@ -25,6 +28,13 @@ class FoundFile(NamedTuple):
 
     path: str
     size: int
+
+
+class Footer(NamedTuple):
+    """The footer of a Parquet file."""
+
+    rows: int
+    schema: str  # as Spark writes it in JSON
 
 
 class Files:
@@ -54,9 +64,19 @@ class Files:
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self.path(name)) if name else self._root
 
+    def setting(self, name: str) -> str | None:
+        """A setting of Hadoop."""
+        value = self._hadoop.get(name)
+        return None if value is None else str(value)
+
     @property
     def _is_local(self) -> bool:
         return bool(self._root.toUri().getScheme() == "file")
+
+    @property
+    def renames_by_copying(self) -> bool:
+        """Whether a rename may take the time of a copy, as in object stores."""
+        return self._root.toUri().getScheme() not in RENAMING_SCHEMES
 
     def _local(self, name: str) -> str:
         return str(self._path(name).toUri().getPath())
@@ -111,9 +131,12 @@ class Files:
     def create(self, name: str, text: str) -> bool:
         """Create a small text file atomically unless the name exists; return whether it was created.
 
-        Of several processes one succeeds: a hard link on a local disk and a rename on HDFS replace nothing. Without
-        both, as in object stores, the check and the rename are two steps, and two processes may both succeed.
+        Of several processes one succeeds: a hard link on a local disk and a rename on HDFS replace nothing, and S3
+        checks the condition of a conditional write. Without all of them the check and the rename are two steps, and
+        two processes may both succeed.
         """
+        if self._system.hasPathCapability(self._path(name), CONDITIONAL_CREATE):
+            return self._create_conditionally(name, text)
         temporary = self._temporary(name, text)
         try:
             if self._is_local:
@@ -122,7 +145,26 @@ class Files:
         finally:
             self.remove(temporary)
 
+    def _create_conditionally(self, name: str, text: str) -> bool:
+        """Write an object unless it exists, which the store checks at the end of the write.
+
+        A repeated request after a lost response finds the object of the first one: it counts as that of another.
+        """
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+        builder = self._system.createFile(self._path(name)).overwrite(True)
+        stream = builder.must(CONDITIONAL_CREATE, True).build()
+        stream.write(bytearray(text.encode()))
+        try:
+            stream.close()
+        except Py4JJavaError:
+            if not self.exists(name):
+                raise
+            return False
+        return True
+
     def _link(self, source: str, target: str) -> bool:
+        """Make a hard link, or a copy on disks without them; return False if the target exists."""
         try:
             os.link(self._local(source), self._local(target))
         except FileExistsError:
@@ -130,7 +172,7 @@ class Files:
         except OSError as error:
             if error.errno not in NO_HARD_LINKS:
                 raise
-            return self._rename_unless_exists(source, target)
+            return self._copy(source, target)
         return True
 
     def _rename_unless_exists(self, source: str, target: str) -> bool:
@@ -161,6 +203,31 @@ class Files:
         if not moved and self.exists(source):
             raise OSError(f"cannot move {self.path(source)} to {self.path(target)}")
 
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name: a hard link on a local disk, elsewhere a copy.
+
+        Another process may do the same, or move the file, at the same time.
+        """
+        self._system.mkdirs(self._path(target).getParent())
+        try:
+            if self._is_local:
+                self._link(source, target)
+            else:
+                self._copy(source, target)
+        except Exception:  # file systems differ in the error for a missing source
+            if self.exists(source):
+                raise
+
+    def _copy(self, source: str, target: str) -> bool:
+        """Copy under a temporary name first: of a copy that fails, a part may stay, in an object store as well."""
+        copy = f"{source}.{self._jvm.java.util.UUID.randomUUID().toString()}.tmp"
+        util = self._jvm.org.apache.hadoop.fs.FileUtil
+        util.copy(self._system, self._path(source), self._system, self._path(copy), False, self._hadoop)
+        if self._rename_unless_exists(copy, target):
+            return True
+        self.remove(copy)
+        return False
+
     def remove(self, name: str) -> None:
         """Remove a file or a directory tree; it need not exist."""
         self._system.delete(self._path(name), True)
@@ -168,13 +235,15 @@ class Files:
     def write_records(self, rows: "DataFrame", directory: str) -> int:
         """Write records as Parquet files by topic and date into a new directory; return their number."""
         from pyspark.sql import Observation
-        from pyspark.sql.functions import col, count, lit, to_date
+        from pyspark.sql.functions import count, expr, lit
+
+        from levada.pipelines.lake.schemas import DATE, DATE_EXPRESSION
 
         # Spark's default is INT96, a deprecated type that other readers of Parquet do not take for an instant.
         rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         observed = Observation()
         (
-            rows.withColumn("date", to_date(col("timestamp")))
+            rows.withColumn(DATE, expr(DATE_EXPRESSION))
             .observe(observed, count(lit(1)).alias("rows"))
             .sortWithinPartitions("topic", "date", "partition", "offset")
             .write.options(**PARQUET_OPTIONS)
@@ -184,12 +253,14 @@ class Files:
         )
         return int(observed.get["rows"])
 
-    def parquet_rows(self, name: str) -> int:
-        """The number of rows of a Parquet file, from its footer."""
+    def parquet_footer(self, name: str) -> Footer:
+        """The number of rows and the schema of a Parquet file."""
         hadoop = self._jvm.org.apache.parquet.hadoop
         footer = hadoop.util.HadoopInputFile.fromPath(self._path(name), self._hadoop)
         reader = hadoop.ParquetFileReader.open(footer)
         try:
-            return int(reader.getRecordCount())
+            rows = int(reader.getRecordCount())
+            schema = reader.getFileMetaData().getKeyValueMetaData().get(SPARK_SCHEMA)
         finally:
             reader.close()
+        return Footer(rows, str(schema or self._spark.read.parquet(self.path(name)).schema.json()))

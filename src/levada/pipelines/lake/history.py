@@ -1,6 +1,7 @@
 """history: one DataFrame over lake and log, each record once.
 
-The lake has the records below its end offsets, the log the rest. Both are read as of the call.
+The lake has the records below its end offsets, the log the rest. Both are read as of the call. A filter by `date` or
+`topic` prunes the directories of the lake.
 """
 
 import json
@@ -18,11 +19,11 @@ from levada.spark.session.session import session_or
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 RESULT_MARKER = "_levada_history"  # holds the query of a complete result; Spark ignores the file
 RESULT_FILES = re.compile(rf"{RESULT_MARKER}|_SUCCESS|part-.*|\..*\.crc")
 ROWS_SHOWN_MAX = 1_000
-COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
 
 def history(
@@ -34,11 +35,15 @@ def history(
     gaps: bool = False,
     **options: str,
 ) -> "DataFrame":
-    """All records of a topic, from `lake` and log, with the columns of `format("levada")`.
+    """All records of a topic, from `lake` and log, with the columns of `format("levada")` and their `date` (UTC).
 
     Records that the log has deleted and the lake never had are a gap: an error, unless `gaps` is true. A topic that
     was deleted and created again since it was archived is always an error. `options` are those of `format("levada")`.
     """
+    from pyspark.sql.functions import expr
+
+    from levada.pipelines.lake.schemas import DATE, DATE_EXPRESSION, lake_schema, with_schema
+
     spark = session_or(spark)
     earliest = earliest_offsets(bootstrap, [topic], options)
     begins = {partition: begin for (_, partition), begin in earliest.items()}
@@ -61,8 +66,29 @@ def history(
         .option("startingOffsets", json.dumps({topic: offsets}))
         .options(**options)
     )
-    new = source.load().select(*COLUMNS)
-    return new if old is None else old.unionByName(new)
+    new = source.load().withColumn(DATE, expr(DATE_EXPRESSION))
+    if old is None:
+        return new
+    schema = _common_schema(lake, old.schema, lake_schema(new.schema))
+    return with_schema(old, schema).union(with_schema(new, schema))
+
+
+def _common_schema(lake: str, archived: "StructType", log: "StructType") -> "StructType":
+    """The columns of lake and log; LakeError if they have incompatible types."""
+    from levada.pipelines.lake.schemas import READING, IncompatibleSchemaError, merge_schemas
+
+    try:
+        return merge_schemas(archived, log, READING)
+    except IncompatibleSchemaError as error:
+        if error.column == "value" and error.old == "BINARY":
+            advice = "read without valueFormat, and decode values with a function such as from_json"
+        else:
+            advice = "read with the options of the archive (valueFormat, valueSchema)"
+        reason = f": {error.reason}" if error.reason else ""
+        raise LakeError(
+            f"the column {error.column} is {error.old} in the lake {lake} and would be {error.new} in the records of "
+            f"the log{reason}; {advice}"
+        ) from None
 
 
 def query_history(
@@ -119,11 +145,17 @@ def _check_result_path(result: Files, lake: Files) -> None:
         )
 
 
-def read_archived(lake: Lake, topic: str, spark: "SparkSession") -> "DataFrame | None":
-    """The archived records of a topic; None if there are none."""
-    from pyspark.sql.functions import lit
+def read_archived(lake: Lake, topic: str | None, spark: "SparkSession") -> "DataFrame | None":
+    """The archived records of a topic, or of all, with the schema of the lake; None if there are none."""
+    from functools import reduce
 
-    paths = lake.paths(topic)
-    if not paths:
+    from pyspark.sql import DataFrame
+
+    paths, schema = lake.paths(topic), lake.schema(topic)
+    if not paths or schema is None:
         return None
-    return spark.read.parquet(*paths).withColumn("topic", lit(topic)).select(*COLUMNS)
+    by_root: dict[str, list[str]] = {}  # files that are not moved yet have the same directories in the staging area
+    for path in paths:
+        by_root.setdefault(path[: path.rindex("/topic=")], []).append(path)
+    found = [spark.read.schema(schema).option("basePath", root).parquet(*files) for root, files in by_root.items()]
+    return reduce(DataFrame.union, found).select(*schema.names)

@@ -74,6 +74,11 @@ def check_local_lake(path: str) -> None:
         raise LakeError(f"there is no lake at {path}")
 
 
+def is_delta(path: str) -> bool:
+    """Whether there is a Delta lake at a path of the local disk; checked without Spark."""
+    return os.path.exists(os.path.join(path, DELTA_LOG))
+
+
 def _has_spark_configuration() -> bool:
     """Whether Spark is configured by files or arguments, so that plain paths may be on HDFS."""
     home = os.environ.get("SPARK_HOME")

@@ -28,7 +28,7 @@ from levada.pipelines.topics import create_topics, find_topic, retention_ms
 from levada.spark.session.session import session_or
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 SLICE_ROWS = 1_000_000  # without a speed
 SLICE_SECONDS = 1.0  # of real time, with a speed
@@ -135,9 +135,10 @@ def replay(
 ) -> RunningPipeline:
     """Send the archived records of `topic` to the topic `to`, with keys, values, headers and timestamps unchanged.
 
-    `start` and `end` limit the timestamps. `speed` 1 is the original speed, 10 is ten times that, None is as fast as
-    possible. A record goes to its original partition, or by its key. The topic is created if it does not exist.
-    `options` are those of writing with `format("levada")`. The checkpoint is in the lake by default.
+    Typed keys and values are sent as JSON. `start` and `end` limit the timestamps. `speed` 1 is the original speed, 10
+    is ten times that, None is as fast as possible. A record goes to its original partition, or by its key. The topic is
+    created if it does not exist. `options` are those of writing with `format("levada")`. The checkpoint is in the lake
+    by default.
     """
     if speed is not None and speed <= 0:
         raise ValueError(f"invalid speed {speed:g}: it must be above 0")
@@ -304,7 +305,7 @@ class Replay:
         for tries_left in reversed(range(TRIES)):
             try:
                 rows = _in_ranges(self._rows(), one.ranges)
-                columns = ["key", "value", "headers", "timestamp"]
+                columns: list[Any] = [_sent(rows, "key"), _sent(rows, "value"), "headers", "timestamp"]
                 rows = rows.repartition("partition").sortWithinPartitions("partition", "offset")
                 rows = rows.select(*columns if self._request.by_key else [*columns, "partition"])
                 writer = rows.write.format("levada").mode("append").options(**self._options)
@@ -313,6 +314,22 @@ class Replay:
             except Exception as error:
                 if not tries_left or not is_file_gone(error):
                     raise
+
+
+def _sent(rows: "DataFrame", column: str) -> "Column":
+    """The keys or values as they were sent; typed ones as JSON without fields that are null, plain types as text."""
+    from pyspark.sql.functions import coalesce, col, to_json
+    from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
+
+    from levada.spark.read.rows import MALFORMED
+
+    kind, sent = rows.schema[column].dataType, col(column)
+    if isinstance(kind, StructType | ArrayType | MapType):
+        sent = to_json(sent)
+    elif not isinstance(kind, BinaryType):
+        sent = sent.cast("string")
+    malformed = [col(name) for name in rows.columns if name == MALFORMED[column]]
+    return coalesce(sent.cast("binary"), *malformed).alias(column)
 
 
 def is_file_gone(error: Exception) -> bool:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from levada.pipelines.errors import PipelineError, root_cause
+from levada.pipelines.errors import PipelineError, explain_failure, jvm_end
 from levada.pipelines.runs.progress import Progress, ProgressCounter
 
 if TYPE_CHECKING:
@@ -59,6 +59,17 @@ class RunningPipeline:
         `watch` is called with each new progress of each query. Raises PipelineError if a query failed; the other
         queries are stopped then.
         """
+        try:
+            return self._wait(seconds, watch)
+        except PipelineError:
+            raise
+        except Exception:  # a JVM that has ended answers no question about its queries
+            ended = jvm_end()
+            if not ended:
+                raise
+            raise PipelineError(f"pipeline {self.name} failed: {ended}") from None
+
+    def _wait(self, seconds: float | None, watch: Callable[[Progress], None]) -> bool:
         deadline = None if seconds is None else time.monotonic() + seconds
         while any(query.isActive for query in self.queries):
             if self._failure():
@@ -91,7 +102,7 @@ class RunningPipeline:
         for query in self.queries:
             error = query.exception()
             if error is not None:
-                return root_cause(str(error))
+                return explain_failure(error)
         return ""
 
 

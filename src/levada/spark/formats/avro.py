@@ -1,72 +1,66 @@
-"""Decodes Avro values into structs of Spark's types with fastavro, by a schema that the user gives.
+"""Decodes and encodes Avro values of Spark's types with fastavro.
 
-There is no schema registry: the schema is the one that values were written with, and `valueSkipBytes` skips the id that
-a registry's serializer writes before them. Logical types without a type in Spark are read as the type that they
-annotate.
+A value is decoded by the schema that it was written with, and resolved to the reader's if that is another one. Logical
+types without a type in Spark are read as the type that they annotate.
 """
 
 import io
 import json
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import fastavro
+from fastavro.read import SchemaResolutionError
 from fastavro.schema import SchemaParseException, UnknownType
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as t
 
+from levada.spark.formats.avro_resolution import expanded, with_default_values, with_logical_types_of
 from levada.spark.formats.rows import decode_rows
 
 DEPTH_MAX = 64
 DECIMAL_DIGITS_MAX = 38
-PLAIN: dict[str, DataType] = {
-    "boolean": BooleanType(),
-    "int": IntegerType(),
-    "long": LongType(),
-    "float": FloatType(),
-    "double": DoubleType(),
-    "bytes": BinaryType(),
-    "string": StringType(),
+PLAIN: dict[str, t.DataType] = {
+    "boolean": t.BooleanType(),
+    "int": t.IntegerType(),
+    "long": t.LongType(),
+    "float": t.FloatType(),
+    "double": t.DoubleType(),
+    "bytes": t.BinaryType(),
+    "string": t.StringType(),
 }
-LOGICAL: dict[tuple[str, str], DataType] = {
-    ("int", "date"): DateType(),
-    ("long", "timestamp-millis"): TimestampType(),
-    ("long", "timestamp-micros"): TimestampType(),
-    ("long", "local-timestamp-millis"): TimestampNTZType(),
-    ("long", "local-timestamp-micros"): TimestampNTZType(),
+LOGICAL: dict[tuple[str, str], t.DataType] = {
+    ("int", "date"): t.DateType(),
+    ("long", "timestamp-millis"): t.TimestampType(),
+    ("long", "timestamp-micros"): t.TimestampType(),
+    ("long", "local-timestamp-millis"): t.TimestampNTZType(),
+    ("long", "local-timestamp-micros"): t.TimestampNTZType(),
 }
 NOT_TYPES = frozenset({"default", "doc", "aliases", "symbols", "name", "namespace"})  # keys of a schema
 
 
 class AvroSchema:
-    """The schema of a record and its Spark type.
+    """An Avro schema and its Spark type; a schema that values are only written with needs no type.
 
     It is not recursive, because fastavro does not limit the depth of a value. No item of an array takes zero bytes,
     because the few bytes of a count could then stand for any number of items.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, references: Iterable[str] = (), *, typed: bool = True) -> None:
         self._named: dict[str, Any] = {}
-        self.parsed = self._parse(text)
-        self._size_min(self.parsed, ())
-        self.type = self._type(self.parsed)
-        if not isinstance(self.type, StructType):
-            raise ValueError("the Avro schema of a value must be a record")
+        for reference in references:
+            self._parse(reference)
+        found = self._parse(text)
+        self._size_min(found, ())
+        if typed:
+            self.type = self._type(found)
+        self.parsed = self._with_definitions(found)
+        self._found = found
+
+    def resolved_to(self, reader: "AvroSchema") -> tuple[Any, Any]:
+        """This schema and a reader's, as fastavro needs them to resolve values of the one to the other."""
+        wanted = expanded(reader._found, reader._named)
+        writer = with_logical_types_of(wanted, expanded(self._found, self._named))
+        return _marked(writer), _marked(with_default_values(wanted))
 
     def _parse(self, text: str) -> Any:
         try:
@@ -79,6 +73,13 @@ class AvroSchema:
             raise ValueError(f"there is no Avro type {error.name!r}") from None
         except (SchemaParseException, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"this is not an Avro schema: {error!r}") from None
+
+    def _with_definitions(self, found: Any) -> Any:
+        """The schema with the definitions of the names in it, which fastavro itself adds only to a record."""
+        if isinstance(found, list):
+            return [self._with_definitions(one) for one in found]
+        definition = self._named.get(found) if isinstance(found, str) else found
+        return found if definition is None else definition | {"__fastavro_parsed": True, "__named_schemas": self._named}
 
     def _size_min(self, found: Any, within: tuple[str, ...]) -> int:
         """The least bytes of a value; ValueError for a type that contains itself."""
@@ -107,7 +108,7 @@ class AvroSchema:
         named: dict[str, Any] = self._named.get(found, {"type": found})
         return named
 
-    def _type(self, found: Any) -> DataType:
+    def _type(self, found: Any) -> t.DataType:
         if isinstance(found, list):
             some = [branch for branch in found if branch not in ("null", {"type": "null"})]
             if len(some) != 1:
@@ -120,15 +121,15 @@ class AvroSchema:
         if kind == "record":
             if not found["fields"]:
                 raise ValueError("an Avro record needs at least one field")
-            return StructType([StructField(field["name"], self._type(field["type"])) for field in found["fields"]])
+            return t.StructType([t.StructField(field["name"], self._type(field["type"])) for field in found["fields"]])
         if kind == "array":
-            return ArrayType(self._type(found["items"]))
+            return t.ArrayType(self._type(found["items"]))
         if kind == "map":
-            return MapType(StringType(), self._type(found["values"]))
+            return t.MapType(t.StringType(), self._type(found["values"]))
         if logical == "decimal":
-            return DecimalType(int(found["precision"]), int(found.get("scale", 0)))
+            return t.DecimalType(int(found["precision"]), int(found.get("scale", 0)))
         if kind in ("enum", "fixed"):
-            return StringType() if kind == "enum" else BinaryType()
+            return t.StringType() if kind == "enum" else t.BinaryType()
         if (kind, logical) in LOGICAL:
             return LOGICAL[kind, logical]
         if kind not in PLAIN:
@@ -137,23 +138,47 @@ class AvroSchema:
 
 
 class AvroDecoder:
-    """Decodes values as structs of one schema."""
+    """Decodes values of one schema, and resolves them to a reader's schema if there is one."""
 
-    def __init__(self, schema: AvroSchema, kind: Any) -> None:
-        self._schema, self._kind = schema.parsed, kind
+    def __init__(self, schema: AvroSchema, kind: Any, reader: AvroSchema | None = None) -> None:
+        self._schema, self._reader, self._kind = schema.parsed, None, kind
+        if reader is not None and reader.parsed != schema.parsed:
+            self._schema, self._reader = schema.resolved_to(reader)
 
     def decode(self, values: Any) -> tuple[Any, Any]:
-        """An array of structs, and an array that is true where a value is not of this schema."""
-        read, stream, schema = fastavro.schemaless_reader, io.BytesIO, self._schema
+        """An array of values, and an array that is true where one is not of this schema."""
+        read, stream, schema, reader = fastavro.schemaless_reader, io.BytesIO, self._schema, self._reader
 
         def decode(value: bytes) -> Any:
             data = stream(value)
-            found = read(data, schema, None)
+            try:
+                found = read(data, schema, reader)
+            except SchemaResolutionError as error:
+                raise ValueError(str(error)) from None
             if data.tell() != len(value):
                 raise ValueError("there are more bytes after the value")
             return found
 
         return decode_rows(values, decode, self._kind)
+
+
+def avro_encoder(schema: AvroSchema) -> Callable[[Any], bytes]:
+    """A function that encodes Python values by a schema."""
+    write, stream, parsed = fastavro.schemaless_writer, io.BytesIO, schema.parsed
+
+    def encode(value: Any) -> bytes:
+        data = stream()
+        write(data, parsed, value)
+        return data.getvalue()
+
+    return encode
+
+
+def _marked(found: Any) -> Any:
+    """A schema without names of references, which fastavro does not parse again for each value."""
+    if isinstance(found, list):
+        return [_marked(one) for one in found]
+    return found | {"__fastavro_parsed": True, "__named_schemas": {}} if isinstance(found, dict) else found
 
 
 def _supported(found: Any) -> Any:

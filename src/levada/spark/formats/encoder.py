@@ -105,6 +105,14 @@ def _given(partition: Any, count: int) -> Any:
     return pc.fill_null(partition, -1).to_numpy(zero_copy_only=False, writable=True)
 
 
+def rows_digest(key: Any, value: Any, headers: Any) -> int:
+    """The sum of the hashes of all rows, modulo 2^64; columns as in `Rows`."""
+    from levada.spark.kernels.digest import digest  # only tasks of named jobs need it
+
+    count = len(value)
+    return int(digest(_cells(key, count), _cells(value, count), _lists(headers)))
+
+
 def encode_rows(
     rows: Rows,
     partitions: Any,

@@ -2,8 +2,9 @@
 
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 # What decoders raise for values that are not of their format, and Arrow for numbers that are not of their type.
@@ -11,6 +12,13 @@ MALFORMED = (
     ValueError, TypeError, LookupError, ArithmeticError, EOFError, AttributeError, RecursionError, struct.error,
     pa.ArrowException,
 )  # fmt: skip
+
+
+class ValueDecoder(Protocol):
+    """Decodes values of one format."""
+
+    def decode(self, values: Any) -> tuple[Any, Any]:
+        """An array of decoded values, and an array that is true where one is not of the format."""
 
 
 def decode_rows(values: Any, decode: Callable[[bytes], Any], kind: Any) -> tuple[Any, Any]:
@@ -39,3 +47,17 @@ def _one_by_one(found: list[Any], bad: list[bool], kind: Any) -> tuple[Any, Any]
         except MALFORMED:
             found[row], bad[row] = None, True
     return pa.array(found, kind), pa.array(bad, pa.bool_())
+
+
+def skip_bytes(values: Any, count: int) -> Any:
+    """Binary values without their first bytes; shorter ones become empty. (Arrow's own slice fails on those.)"""
+    if not count:
+        return values
+    _, edges, data = values.buffers()
+    ends = np.frombuffer(edges, np.int32)[values.offset : values.offset + len(values) + 1]
+    lengths = np.minimum(np.diff(ends), count)
+    cut = np.repeat(ends[:-1] + lengths - np.cumsum(lengths), lengths) + np.arange(lengths.sum())
+    kept = np.delete(np.frombuffer(data, np.uint8)[: ends[-1]], np.append(np.arange(ends[0]), cut))
+    offsets = np.append(0, np.cumsum(np.diff(ends) - lengths)).astype(np.int32)
+    missing = values.is_valid().buffers()[1] if values.null_count else None
+    return pa.Array.from_buffers(values.type, len(values), [missing, pa.py_buffer(offsets), pa.py_buffer(kept)])

@@ -78,3 +78,15 @@ def copy_bytes(_typing: Any, target: Any, at: Any, source: Any, start: Any, size
         return context.get_dummy_value()
 
     return types.void(target, at, source, start, size), generate
+
+
+@_intrinsic  # type: ignore[untyped-decorator]
+def load_word(_typing: Any, source: Any, at: Any) -> Any:
+    """The 8 bytes at a position of an array of bytes as one number, wherever they begin."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        word = context.get_value_type(types.uint64).as_pointer()
+        return builder.load(builder.bitcast(builder.gep(data, [arguments[1]]), word), align=1)
+
+    return types.uint64(source, at), generate

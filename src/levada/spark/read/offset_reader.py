@@ -59,6 +59,10 @@ class OffsetReader:
                 raise OptionError(f"option assign: {topic} has {count} partitions, there is no {partition}")
         return {partition: there[partition] for partition in options.assign if partition in there}
 
+    def hidden_topics(self) -> set[str]:
+        """The topics that patterns leave out."""
+        return {topic.name for topic in self._topics(None).values() if topic.is_hidden}
+
     def _topics(self, names: Iterable[str] | None) -> dict[str, TopicInfo]:
         found = self._request(lambda client: client.metadata(names))
         for topic in found.topics.values():

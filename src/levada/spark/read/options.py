@@ -12,7 +12,6 @@ from levada.model import TopicPartition
 from levada.spark.errors import OptionError, warn
 from levada.spark.options import (
     INT32_MAX,
-    ConnectionOptions,
     boolean,
     duration,
     header_pairs,
@@ -20,7 +19,6 @@ from levada.spark.options import (
     integer,
     names,
     nearest,
-    non_empty,
     one_of,
     option,
     parse,
@@ -31,6 +29,7 @@ from levada.spark.options import (
 from levada.spark.read.fetcher import FetchOptions
 from levada.spark.read.offsets import Offsets, OffsetSpec, parse_assign, parse_offsets, parse_times
 from levada.spark.read.planner import SplitOptions
+from levada.spark.registry.options import UNKNOWN_IDS_MAX, ColumnFormat, FormatOptions, check_formats
 
 if TYPE_CHECKING:
     from levada.spark.formats.decoder import Filter
@@ -62,14 +61,15 @@ def topic_matcher(pattern: str, full_match: bool = False) -> Callable[[str], boo
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadOptions(ConnectionOptions):
+class ReadOptions(FormatOptions):
     """The options of a batch and of a stream."""
 
     subscribe: tuple[str, ...] = option("subscribe", "Topics, separated by commas.", names, (), shown="")
     subscribe_pattern: str = option(
         "subscribePattern",
         "A regular expression (RE2, or else Python's syntax) that a part of a topic's name must match. Internal "
-        "topics of brokers and of Levada (`__levada_...`) are read by name only.",
+        "topics of brokers and of Levada (`__levada_...`) are read by name only; offsets of them in the checkpoint of "
+        "another connector are skipped with a warning.",
         _pattern,
         "",
     )
@@ -205,24 +205,24 @@ class ReadOptions(ConnectionOptions):
     include_headers: bool = option(
         "includeHeaders", "Whether there is a column `headers`.", boolean, True, shown="true"
     )
-    value_format: str = option(
-        "valueFormat", "`json` or `avro`: the column `value` is typed.", one_of("json", "avro"), ""
-    )
-    value_schema: str = option(
-        "valueSchema",
-        "The type of a value: for json, columns as in SQL (`user string, amount double`); for avro, its schema.",
-        non_empty,
-        "",
-    )
     value_skip_bytes: int = option(
         "valueSkipBytes",
-        "Bytes to skip at the start of each value: 5 for values written by a schema registry's serializer.",
+        "Bytes to skip at the start of each value: 5 for values written by a schema registry's serializer, if there is "
+        "no registry to ask.",
         integer(0, INT32_MAX),
         0,
     )
+    unknown_ids_max: int = option(
+        "schema.registry.max.unknown.ids",
+        "How many schema ids of a column the registry may not know in a task; each is one request. With more the task "
+        "fails.",
+        integer(0, INT32_MAX),
+        UNKNOWN_IDS_MAX,
+    )
     dead_letter_topic: str = option(
         "deadLetterTopic",
-        "The topic for values that are not of valueFormat; without it they are in the column `malformed`.",
+        "The topic for records whose value is not of valueFormat, or whose key is not of keyFormat; without it these "
+        "are in the columns `malformed` and `malformedKey`.",
         protocol_string,
         "",
     )
@@ -245,6 +245,15 @@ class ReadOptions(ConnectionOptions):
         integer(1, INT32_MAX),
         60_000,
     )
+
+    def column_format(self, column: str) -> ColumnFormat | None:
+        found = super().column_format(column)
+        return found and found._replace(unknown_ids_max=self.unknown_ids_max)
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics that are read by name; none with subscribePattern."""
+        return frozenset(self.subscribe) | {partition.topic for partition in self.assign}
 
     @property
     def topic_matcher(self) -> Callable[[str], bool]:
@@ -321,34 +330,36 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         raise OptionError(f"the options {' and '.join(chosen)} exclude each other; set only one")
     if options.max_offsets and options.min_offsets > options.max_offsets:
         raise OptionError("option minOffsetsPerTrigger is greater than maxOffsetsPerTrigger; lower it")
-    if options.value_schema and not options.value_format:
-        raise OptionError("option valueSchema needs valueFormat: json or avro")
-    if options.dead_letter_topic and not options.value_format:
-        raise OptionError("option deadLetterTopic needs valueFormat: json or avro")
+    check_formats(options)
+    if options.dead_letter_topic and not options.formats:
+        raise OptionError("option deadLetterTopic needs valueFormat or keyFormat: json, avro or protobuf")
     if options.dead_letter_topic and _is_read(options, options.dead_letter_topic):
         raise OptionError(
             f"option deadLetterTopic: {options.dead_letter_topic} is one of the topics that the query reads, so it "
             "would read its own dead letters; set another topic"
         )
-    if options.value_format == "avro" and not options.value_schema:
-        raise OptionError("option valueFormat avro needs valueSchema: the Avro schema, as JSON")
-    if options.value_format == "json":
-        _check_columns(options.value_schema)
+    for form in options.formats:
+        if form.name != "json" and not form.schema and form.registry is None:
+            raise OptionError(f"{form.option('Format')} {form.name} needs {form.column}Schema, or schema.registry.url")
+        if form.name == "json" and not form.schema.lstrip().startswith("{"):
+            _check_columns(form.option("Schema"), form.schema)
+    if options.value_skip_bytes and options.registry_urls:
+        raise OptionError("option valueSkipBytes has no meaning with schema.registry.url; remove one of the two")
     return options
 
 
-def _check_columns(schema: str) -> None:
-    """Check valueSchema for plain mistakes; Spark would report them in the DDL of the whole table."""
+def _check_columns(option: str, schema: str) -> None:
+    """Check columns in SQL for plain mistakes; Spark would report them in the DDL of the whole table."""
     plain = re.sub(r"\([\d\s,]*\)", "", schema)  # decimal(8, 2)
     if not re.fullmatch(r"[\w\s,:<>]*", plain):
         return  # names and comments in quotes
     if plain.count("<") != plain.count(">"):
-        raise OptionError(f"option valueSchema: each < needs a >; found {schema!r}")
+        raise OptionError(f"{option}: each < needs a >; found {schema!r}")
     for part in re.split(r"[,<>]+", plain):
         found = re.split(r"[\s:]+", part.strip())
         if found[-1] and len(found) <= 2 and found[-1].lower() not in TYPES:
             wrong = f"{found[-1]} is not a type{nearest(found[-1].lower(), TYPES)}"
-            raise OptionError(f"option valueSchema: {wrong}; found {schema!r}")
+            raise OptionError(f"{option}: {wrong}; found {schema!r}")
 
 
 def _is_read(options: ReadOptions, topic: str) -> bool:

@@ -1,14 +1,14 @@
 """Builds the Arrow record batches of a task: fetches and decodes offset ranges, and builds the columns of the schema.
 
 A schema given by the user is a projection: a column that is not in it is not built. `key` and `value` may be strings.
-With `valueFormat`, `value` is a struct, and `malformed` holds the values that are not of the format.
+With `valueFormat`, `value` is typed, and `malformed` holds the values that are not of the format; so it is with
+`keyFormat`, `key` and `malformedKey`.
 """
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import (
@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     DataType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -26,15 +27,16 @@ from pyspark.sql.types import (
 from levada.errors import KafkaError
 from levada.model import TopicPartition
 from levada.spark.errors import OptionError
-from levada.spark.formats.json import JsonDecoder
+from levada.spark.formats.rows import ValueDecoder, skip_bytes
 from levada.spark.options import nearest
 from levada.spark.read.fetcher import FetchOptions, fetch_range
 from levada.spark.read.options import ReadOptions
 from levada.spark.read.planner import TaskRanges
+from levada.spark.registry.client import Schema
+from levada.spark.registry.reading import column_decoder, reader_schema, schema_type, unknown_fields
 from levada.spark.worker import retain_freed_memory
 
 if TYPE_CHECKING:
-    from levada.spark.formats.avro import AvroSchema
     from levada.spark.formats.decoder import Columns, Filter
 
 ARROW_BATCH_BYTES = 16 << 20  # passed to the JVM at once, about
@@ -50,37 +52,44 @@ COLUMNS: dict[str, DataType] = {
     "timestampType": IntegerType(),
     "headers": HEADERS,
 }
-MALFORMED = "malformed"  # a column only with `valueFormat`
+MALFORMED = {"value": "malformed", "key": "malformedKey"}  # columns only with `valueFormat` and `keyFormat`
 
 
 def table_schema(options: ReadOptions) -> StructType | str:
-    """The columns of a topic if the user gives no schema; as DDL if Spark has to parse the user's `valueSchema`."""
-    types = {name: kind.simpleString() for name, kind in COLUMNS.items()}
+    """The columns of a topic if the user gives no schema; as DDL if Spark has to parse columns in SQL."""
+    types: dict[str, DataType | str] = dict(COLUMNS)
     if not options.include_headers:
         del types["headers"]
-    if options.value_format:
-        types["value"] = f"struct<{options.value_schema}>"
+    for form in options.formats:
+        schema = reader_schema(form, options.topics)
+        if schema is None and not form.schema:
+            raise OptionError(
+                f"{form.option('Format')} json needs {form.column}Schema (such as `user string, amount double`), or a "
+                f"schema that has `{form.column}` as a struct"
+            )
+        types[form.column] = f"struct<{form.schema}>" if schema is None else schema_type(form, schema)
         if not options.dead_letter_topic:
-            types[MALFORMED] = "binary"
-    if options.value_format == "json" and not options.value_schema:
-        raise OptionError(
-            "option valueFormat json needs valueSchema (such as `user string, amount double`), or a schema "
-            "that has `value` as a struct"
-        )
-    if options.value_format != "avro":
-        return ", ".join(f"`{name}` {kind}" for name, kind in types.items())
-    known = COLUMNS | {"value": avro_schema(options).type, MALFORMED: BinaryType()}
-    return StructType([StructField(name, known[name]) for name in types])
+            types[MALFORMED[form.column]] = BinaryType()
+    fields = [StructField(name, kind) for name, kind in types.items() if isinstance(kind, DataType)]
+    if len(fields) == len(types) and options.formats:
+        return StructType(fields)
+    return ", ".join(f"`{name}` {kind if isinstance(kind, str) else _ddl(kind)}" for name, kind in types.items())
 
 
-def avro_schema(options: ReadOptions) -> "AvroSchema":
-    """The schema that a user gives with `valueFormat` avro."""
-    from levada.spark.formats.avro import AvroSchema  # loads fastavro
+def _ddl(kind: DataType) -> str:
+    """A type in SQL, with quoted names of fields."""
+    if isinstance(kind, StructType):
+        fields = (f"{_quoted(field.name)}:{_ddl(field.dataType)}" for field in kind.fields)
+        return f"struct<{','.join(fields)}>"
+    if isinstance(kind, ArrayType):
+        return f"array<{_ddl(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"map<{_ddl(kind.keyType)},{_ddl(kind.valueType)}>"
+    return kind.simpleString()
 
-    try:
-        return AvroSchema(options.value_schema)
-    except ValueError as error:
-        raise OptionError(f"option valueSchema: {error}") from None
+
+def _quoted(name: str) -> str:
+    return name if name.isidentifier() else f"`{name.replace('`', '``')}`"
 
 
 def read_columns(
@@ -108,20 +117,18 @@ def read_columns(
             raise KafkaError(error.code, f"{partition}: {error.detail}") from None
 
 
-class ValueDecoder(Protocol):
-    """Decodes values of one format."""
-
-    def decode(self, values: Any) -> tuple[Any, Any]:
-        """An array of structs, and an array that is true where a value is not of the format."""
-
-
 class Decoded(NamedTuple):
-    """Records of one partition; with `valueFormat` also the structs, and where a value is not of the format."""
+    """Records of one partition, and their typed keys and values."""
 
     partition: TopicPartition
     columns: "Columns"
-    structs: Any = None
-    bad: Any = None
+    typed: dict[str, tuple[Any, Any]]  # by column: decoded values, and where they are not of the format
+
+    @property
+    def bad(self) -> Any | None:
+        """Where a key or value is not of its format; None if no column has one."""
+        found = [bad for _, bad in self.typed.values()]
+        return found[0] if len(found) == 1 else pc.or_(*found) if found else None
 
 
 ColumnBuilder = Callable[[Decoded], Any]
@@ -133,15 +140,19 @@ class RowReader:
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         self._schema = schema
         self._options = options
+        # Chosen once, on the driver: the subject's latest schema may change while a query runs.
+        self._readers = {
+            form.column: reader_schema(form, options.topics) for form in options.formats if form.column in schema.names
+        }
         for field in schema.fields:
-            _check(field, options)
-        self._value_decoder(self._arrow_schema())
+            _check(field, options, self._readers)
+        self._decoders(self._arrow_schema())
 
     def read(self, task: TaskRanges | None) -> Iterator[Any]:
         """The record batches of a task."""
         retain_freed_memory()
         schema = self._arrow_schema()
-        decoder = self._value_decoder(schema)
+        decoders = self._decoders(schema)
         builders = [_builder(field.name, schema.field(field.name).type) for field in self._schema.fields]
         options = self._options
         for one in task or ():
@@ -156,13 +167,14 @@ class RowReader:
                 topic_id=one.topic_id,
             )
             for columns in pieces:
-                found = self._decode_values(one.partition, columns, decoder)
+                found = Decoded(one.partition, columns, self._decode(columns, decoders))
                 batch = pa.RecordBatch.from_arrays([build(found) for build in builders], schema=schema)
-                if options.dead_letter_topic and found.bad is not None and pc.any(found.bad).as_py():
+                bad = found.bad if options.dead_letter_topic else None
+                if bad is not None and pc.any(bad).as_py():
                     from levada.spark.read.dead_letter_topic import send_dead_letters
 
-                    send_dead_letters(options, one.partition, columns, found.bad)
-                    batch = batch.filter(pc.invert(found.bad))
+                    send_dead_letters(options, one.partition, columns, bad)
+                    batch = batch.filter(pc.invert(bad))
                 yield from _split(batch)
 
     def _arrow_schema(self) -> Any:
@@ -170,57 +182,55 @@ class RowReader:
 
         return to_arrow_schema(self._schema, timezone="UTC")
 
-    def _value_decoder(self, schema: Any) -> ValueDecoder | None:
-        """The decoder of `valueFormat`, if the schema has the column `value`."""
-        if not self._options.value_format or "value" not in schema.names:
-            return None
-        kind = schema.field("value").type
-        if self._options.value_format == "avro":
-            from levada.spark.formats.avro import AvroDecoder
+    def _decoders(self, schema: Any) -> dict[str, ValueDecoder]:
+        """The decoders of the typed columns that the schema has."""
+        return {
+            form.column: column_decoder(form, self._readers[form.column], schema.field(form.column).type)
+            for form in self._options.formats
+            if form.column in schema.names
+        }
 
-            return AvroDecoder(avro_schema(self._options), kind)
-        try:
-            return JsonDecoder(kind)
-        except ValueError as error:
-            raise OptionError(f"option valueSchema: {error}") from None
-
-    def _decode_values(self, partition: TopicPartition, columns: "Columns", decoder: ValueDecoder | None) -> Decoded:
-        if decoder is None:
-            return Decoded(partition, columns)
-        structs, bad = decoder.decode(skip_bytes(columns.value, self._options.value_skip_bytes))
-        return Decoded(partition, columns, structs, bad)
+    def _decode(self, columns: "Columns", decoders: dict[str, ValueDecoder]) -> dict[str, tuple[Any, Any]]:
+        skipped = {"value": self._options.value_skip_bytes}
+        return {
+            column: decoder.decode(skip_bytes(getattr(columns, column), skipped.get(column, 0)))
+            for column, decoder in decoders.items()
+        }
 
 
-def _check(field: StructField, options: ReadOptions) -> None:
+def _check(field: StructField, options: ReadOptions, readers: dict[str, Schema | None]) -> None:
     """Raise OptionError unless a column of the user's schema exists and has its type."""
     name, kind = field.name, field.dataType
     known = dict(COLUMNS)
-    if options.value_format and not options.dead_letter_topic:
-        known[MALFORMED] = BinaryType()
-    if options.value_format == "avro":
-        known["value"] = avro_schema(options).type
+    if not options.dead_letter_topic:
+        known |= {MALFORMED[form.column]: BinaryType() for form in options.formats}
     if name not in known:
         near = nearest(name, known) or "."
         raise OptionError(f"a topic has no column {name}{near} There are {', '.join(known)}")
     if name == "headers" and not options.include_headers:
         raise OptionError("the schema has a column headers, and option includeHeaders is false: remove one of the two")
-    if name == "value" and options.value_format == "json":
+    form = options.column_format(name) if name in ("key", "value") else None
+    if form is not None and form.name == "json":
         fits, wanted = isinstance(kind, StructType), "a struct"
+    elif form is not None:
+        reader = readers[name]
+        assert reader is not None
+        known[name] = schema_type(form, reader)
+        fits, wanted = not unknown_fields(kind, known[name]), known[name].simpleString()
     else:
-        may_be_text = name == "key" or (name == "value" and not options.value_format)
-        fits = kind == known[name] or (may_be_text and isinstance(kind, StringType))
+        fits = kind == known[name] or (name in ("key", "value") and isinstance(kind, StringType))
         wanted = known[name].simpleString()
     if not fits:
         raise OptionError(f"column {name} is {wanted}, and the schema has {kind.simpleString()}")
 
 
 def _builder(name: str, kind: Any) -> ColumnBuilder:
-    if name == "value" and pa.types.is_struct(kind):
-        return lambda found: found.structs
     if name in ("key", "value"):
-        if pa.types.is_string(kind):
-            return lambda found: _as_text(getattr(found.columns, name))
-        return lambda found: getattr(found.columns, name)
+        as_text = pa.types.is_string(kind)
+        return lambda found: _key_or_value(found, name, as_text)
+    for column, malformed in MALFORMED.items():
+        if name == malformed:
+            return lambda found: _malformed(found, column)
     builders: dict[str, ColumnBuilder] = {
         "topic": lambda found: pa.repeat(pa.scalar(found.partition.topic, pa.string()), found.columns.rows),
         "partition": lambda found: pa.repeat(pa.scalar(found.partition.partition, pa.int32()), found.columns.rows),
@@ -228,16 +238,22 @@ def _builder(name: str, kind: Any) -> ColumnBuilder:
         "timestamp": lambda found: pc.multiply(found.columns.timestamp, 1000).view(kind),
         "timestampType": lambda found: found.columns.timestamp_type.cast(pa.int32()),
         "headers": lambda found: _as_type(found.columns.headers, kind),
-        MALFORMED: _malformed,
     }
     return builders[name]
 
 
-def _malformed(found: Decoded) -> Any:
-    """The bytes of the values that are not of the format."""
-    if found.bad is None:
+def _key_or_value(found: Decoded, column: str, as_text: bool) -> Any:
+    if column in found.typed:
+        return found.typed[column][0]
+    values = getattr(found.columns, column)
+    return _as_text(values) if as_text else values
+
+
+def _malformed(found: Decoded, column: str) -> Any:
+    """The bytes of the keys or values that are not of their format."""
+    if column not in found.typed:
         return pa.nulls(found.columns.rows, pa.binary())
-    return pc.if_else(found.bad, found.columns.value, pa.scalar(None, pa.binary()))
+    return pc.if_else(found.typed[column][1], getattr(found.columns, column), pa.scalar(None, pa.binary()))
 
 
 def _as_text(values: Any) -> Any:
@@ -247,20 +263,6 @@ def _as_text(values: Any) -> Any:
     except pa.ArrowInvalid:
         found = [None if value is None else value.decode("utf-8", "replace") for value in values.to_pylist()]
         return pa.array(found, pa.string())
-
-
-def skip_bytes(values: Any, count: int) -> Any:
-    """Binary values without their first bytes; shorter ones become empty. (Arrow's own slice fails on those.)"""
-    if not count:
-        return values
-    _, edges, data = values.buffers()
-    ends = np.frombuffer(edges, np.int32)[values.offset : values.offset + len(values) + 1]
-    lengths = np.minimum(np.diff(ends), count)
-    cut = np.repeat(ends[:-1] + lengths - np.cumsum(lengths), lengths) + np.arange(lengths.sum())
-    kept = np.delete(np.frombuffer(data, np.uint8)[: ends[-1]], np.append(np.arange(ends[0]), cut))
-    offsets = np.append(0, np.cumsum(np.diff(ends) - lengths)).astype(np.int32)
-    missing = values.is_valid().buffers()[1] if values.null_count else None
-    return pa.Array.from_buffers(values.type, len(values), [missing, pa.py_buffer(offsets), pa.py_buffer(kept)])
 
 
 def _as_type(array: Any, kind: Any) -> Any:

@@ -7,7 +7,7 @@ finished: a consumer group's offsets are committed then, and not in `commit`, wh
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 from levada.client.errors import FAILURES
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
-from levada.spark.errors import OptionError, spark_callback, warn
+from levada.spark.errors import spark_callback, warn
 from levada.spark.read.batch import RangesPartition
 from levada.spark.read.offset_reader import OffsetReader
 from levada.spark.read.offsets import from_json, report_data_loss, skip_to_from_time, start_offsets, to_json
@@ -86,6 +86,7 @@ class StreamReader(QuickAck, DataSourceStreamReader, SupportsTriggerAvailableNow
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         begin = from_json(start)
         latest = self._latest = self._latest_offsets()
+        begin = self._without_hidden(begin, self._ids)
         self._commit(begin)
         if self._available_now is not None:
             latest = {
@@ -139,6 +140,14 @@ class StreamReader(QuickAck, DataSourceStreamReader, SupportsTriggerAvailableNow
                     raise
         raise AssertionError("unreachable")
 
+    def _without_hidden(self, offsets: PartitionOffsets, ids: Collection[TopicPartition]) -> PartitionOffsets:
+        """Offsets without topics that patterns leave out; the checkpoint of another connector may have them."""
+        missing = {partition.topic for partition in offsets} - {partition.topic for partition in ids}
+        hidden = missing & self._offsets.hidden_topics() if missing else missing
+        for topic in sorted(hidden):
+            warn(f"the checkpoint has offsets of {topic}, which the query does not read: it is an internal topic")
+        return {partition: offset for partition, offset in offsets.items() if partition.topic not in hidden}
+
     def _check_deleted(self, begin: PartitionOffsets) -> bool:
         """Report partitions of the query that do not exist any more; whether there are any."""
         deleted = sorted(begin.keys() - self._ids.keys())
@@ -181,8 +190,8 @@ class StreamReader(QuickAck, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     @spark_callback()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        begin, until = from_json(start), from_json(end)
         ids = self._offsets.partitions(missing_is_error=False)
+        begin, until = from_json(start), self._without_hidden(from_json(end), ids)
         there = until.keys() & ids.keys()
         earliest = self._offsets.earliest(there)
         for partition in sorted(until.keys() - there):
@@ -238,12 +247,12 @@ class StreamReader(QuickAck, DataSourceStreamReader, SupportsTriggerAvailableNow
 
 
 class FailedReader(DataSourceStreamReader):
-    """Stands in for a reader whose options are wrong, and raises the error at the first call.
+    """Stands in for a reader that cannot be created, and raises the error at the first call.
 
     Spark drops what is raised while a reader is created.
     """
 
-    def __init__(self, error: OptionError) -> None:
+    def __init__(self, error: Exception) -> None:
         self._error = error
 
     @spark_callback()

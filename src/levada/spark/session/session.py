@@ -4,7 +4,8 @@ Arrow: Spark's limit of a batch in bytes stays as it is, since it keeps large va
 computes these bytes after each row, with a loop over all rows of the batch since the last array that is not null. So
 batches have few rows: null headers would cost more than all the rest otherwise. Checkpoints: the FileSystem-based
 manager halves the time that a micro-batch spends on its offset and commit logs. Time zone: record timestamps are
-instants, shown in UTC.
+instants, shown in UTC. Sockets: in local mode Spark and its Python workers exchange rows through Unix domain sockets,
+faster than through TCP and without delayed acknowledgements.
 
 Streams that start at the same moment: Spark keeps one map of environment variables for a Python source. Each stream
 that starts puts its own variables there, from its own thread and without a lock. Two threads that add the same name
@@ -41,6 +42,8 @@ LOCAL_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
 }
+# If driver and executors are one process.
+LOCAL_MODE_SETTINGS = {"spark.python.unix.domain.socket.enabled": "true"}
 SOURCE = "levada"
 # The variables of a stream that starts. Empty ones get their value before any worker reads them.
 STREAM_VARIABLES = {
@@ -68,6 +71,8 @@ def session(app: str = "levada", master: str | None = None, **conf: str) -> "Spa
         master = "local[*]"
     if master is not None and master.startswith("local"):
         settings |= LOCAL_SETTINGS
+        if not master.startswith("local-cluster"):
+            settings |= LOCAL_MODE_SETTINGS
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         home = linked_spark_home()
         if home is not None:
@@ -81,11 +86,25 @@ def session(app: str = "levada", master: str | None = None, **conf: str) -> "Spa
 
 
 def session_or(spark: "SparkSession | None") -> "SparkSession":
-    """The given session, prepared for concurrent streams, or that of `session()`."""
+    """The given session, with the data source and prepared for concurrent streams, or that of `session()`."""
     if spark is None:
         return session()
+    register_if_missing(spark)
     prepare_concurrent_streams(spark)
     return spark
+
+
+def register_if_missing(spark: "SparkSession") -> None:
+    """Register the data source if Spark has not found it, which would be DATA_SOURCE_NOT_FOUND later.
+
+    Spark looks for `pyspark_levada` where its Python workers find modules before they get the files of `--py-files` and
+    `addPyFile`.
+    """
+    classic = getattr(spark, "_jsparkSession", None)
+    if classic is not None and not classic.sessionState().dataSourceManager().dataSourceExists(SOURCE):
+        from levada.spark.source import LevadaDataSource
+
+        spark.dataSource.register(LevadaDataSource)
 
 
 def prepare_concurrent_streams(spark: "SparkSession") -> None:

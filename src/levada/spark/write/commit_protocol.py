@@ -6,8 +6,8 @@ Tasks leave their transactions open. Only a driver ends transactions, in these s
    more.
 2. It reads the query's last record in the commit log.
 3. It *fences* every open transaction of the query: it takes over the transactional id and keeps the transaction open
-   (KIP-939), so that its former owner cannot end it any more. The transactions of the last commit record and of its
-   own batch it fences by name, because ListTransactions leaves out coordinators that are moving.
+   (KIP-939), so that its former owner cannot end it and it does not time out any more. The transactions of the last
+   commit record and of its own batch it fences by name, because ListTransactions leaves out coordinators that move.
 4. It appends the record that `plan_commit` returns to the commit log, in a transaction of the driver transactional
    id. With this append the batch is committed.
 5. It ends the fenced transactions, according to that record.
@@ -35,9 +35,21 @@ class BatchContent(NamedTuple):
 
     rows: int | None = None
     offsets_digest: str | None = None  # if the driver can read the checkpoint
+    rows_digest: int | None = None  # of a batch job with plain columns
 
 
 UNKNOWN_CONTENT = BatchContent()
+
+
+class QueryRun(NamedTuple):
+    """The run of a query that committed a batch, for operators; empty if it is unknown."""
+
+    name: str = ""  # the query's name
+    id: str = ""
+    checkpoint: str = ""
+
+
+UNKNOWN_RUN = QueryRun()
 
 CHECKPOINT_RESTORED = (
     "Nothing of it was written again. If the checkpoint was restored from a backup or has lost its last batch, some of "
@@ -55,6 +67,7 @@ class CommitRecord(NamedTuple):
     batch: int
     prepared: tuple[PreparedTransaction, ...]
     content: BatchContent = UNKNOWN_CONTENT
+    run: QueryRun = UNKNOWN_RUN
 
 
 NO_COMMIT = CommitRecord(-1, ())
@@ -76,6 +89,7 @@ def plan_commit(
     fenced: Mapping[str, PreparedTransaction],
     *,
     content: BatchContent = UNKNOWN_CONTENT,
+    run: QueryRun = UNKNOWN_RUN,
     failed: bool = False,
 ) -> CommitPlan:
     """The plan for a batch that tasks have written, or have `failed` to.
@@ -99,7 +113,7 @@ def plan_commit(
             )
         else:
             unfinished = set(last.prepared).intersection(fenced.values())
-            record = CommitRecord(batch, tuple(sorted(wanted | unfinished)), content)
+            record = CommitRecord(batch, tuple(sorted(wanted | unfinished)), content, run)
     elif last.batch == batch and not failed:
         conflict = _difference(content, last.content)
     committed = set(record.prepared)

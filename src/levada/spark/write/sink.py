@@ -1,46 +1,29 @@
-"""The writers behind `write.format("levada")` and `writeStream.format("levada")`.
+"""The writer behind `writeStream.format("levada")`, and what it shares with those of batch jobs.
 
 A stream with exactly_once leaves the transactions of its tasks open, and the driver ends them by the commit protocol
-(`levada.spark.write.commit_protocol`). So does a batch job with a name and a version, as in foreachBatch. Any other
-batch job cannot be repeated and needs no commit log: its transactions are ordinary ones, which time out if the driver
-dies.
+(`levada.spark.write.commit_protocol`).
 """
 
-import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from hashlib import sha256
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from uuid import uuid4
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from levada.client.data import ProducerIdentity
 from levada.client.producer.sender import init_producer_id
 from levada.client.producer.transactions import PreparedTransaction
 from levada.client.retry import RetryPolicy
 from levada.spark import blocking
-from levada.spark.errors import CommitRefused, OptionError, spark_callback
-from levada.spark.worker import QuickAck
+from levada.spark.errors import EXPLAINED, CommitRefused, spark_callback
+from levada.spark.worker import QuickAck, is_input_closed
 from levada.spark.write import transactions
-from levada.spark.write.commit_protocol import UNKNOWN_CONTENT, BatchContent, CommitPlan
-from levada.spark.write.options import (
-    EXACTLY_ONCE,
-    SKIP,
-    JobOptions,
-    StreamOptions,
-    WriteOptions,
-    check_columns,
-    job_options,
-    stream_options,
-)
+from levada.spark.write.checkpoint import checkpoint_location, has_authority, offsets_digest, query_id, spark_option
+from levada.spark.write.commit_protocol import UNKNOWN_CONTENT, UNKNOWN_RUN, BatchContent, CommitPlan, QueryRun
+from levada.spark.write.options import EXACTLY_ONCE, SKIP, StreamOptions, WriteOptions, check_columns, stream_options
 from levada.spark.write.topics import check_topic
 
 if TYPE_CHECKING:
@@ -51,9 +34,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BATCH_ID = "streaming.sql.batchId"
 QUERY_ID = "sql.streaming.queryId"
-CHECKPOINT_LOCATION = "checkpointlocation"
-OFFSET_LOG_HEADER_LINES = 2  # its version; when the batch was planned and the session's settings
 RUN_ID = "spark.jobGroup.id"  # of a stream: its run id, new at each start
+CONTINUOUS_UNSUPPORTED = (
+    "Spark does not pass rows to a Python sink in continuous processing, so nothing is written. Stop the query and "
+    "start it with another trigger than continuous, and with a new checkpoint"
+)
+# Spark gathers so much (spark.buffer.size) of a task and its first rows before it sends anything to the Python worker.
+# A task that is larger begins before its first row is computed, and renews the transactions of its query meanwhile.
+TASK_BUFFER_BYTES = 64 << 10
 
 _checked: set[tuple[str, ...]] = set()  # runs of queries whose last commit this process has read
 
@@ -66,35 +54,44 @@ class TaskCommit(WriterCommitMessage):
     batch: int
     rows: int  # also those that were skipped
     prepared: PreparedTransaction | None
+    run: str = ""  # of the query
+    digest: int | None = None  # of all rows, of a job with a name whose columns are plain
 
 
 def stream_writer(given: Mapping[str, str], schema: "StructType", overwrite: bool) -> "StreamWriter":
     """The writer of a stream; output mode complete appends all rows in each micro-batch."""
     options = stream_options(given)
-    return StreamWriter(options, check_columns(schema, options), checkpoint_location(given))
-
-
-def batch_writer(given: Mapping[str, str], schema: "StructType", overwrite: bool) -> "NamedJobWriter | JobWriter":
-    """The writer of a batch job."""
-    if overwrite:
-        raise OptionError("a topic cannot be overwritten: use mode append, or delete the topic first")
-    options = job_options(given)
     columns = check_columns(schema, options)
-    if options.app:
-        return NamedJobWriter(options, columns)
-    return JobWriter(options, columns, uuid4().hex)
+    return StreamWriter(options, columns, checkpoint_location(given), spark_option(given, "queryName"), schema)
 
 
-class _Writer(QuickAck):
-    """What all writers share."""
+class Writer(QuickAck):
+    """What the writers of streams and batch jobs share."""
 
     def __init__(self, options: WriteOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Spark pickles a writer for its tasks when it plans them; with transactions one that is sent at once."""
+        return self.__dict__ | ({"_padding": bytes(TASK_BUFFER_BYTES)} if self._is_exactly_once else {})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({name: value for name, value in state.items() if name != "_padding"})
+
     def check_cluster(self) -> None:
-        """On the driver, before any task runs: raise if no broker responds or option `topic` names a missing topic."""
-        check_topic(self._client(), self._options.topic, self._options.retry_policy)
+        """On the driver, before any task runs: raise if no broker responds; find or create the topic of all rows."""
+        self._check_cluster(self._options.retry_policy)
+
+    def _check_cluster(self, policy: RetryPolicy) -> None:
+        check_topic(self._client(), self._options.topic, policy, create=self._options.creates_topics)
+
+    def register_schemas(self, schema: "StructType") -> None:
+        """On the driver, before any task runs: register the schemas of typed columns."""
+        if self._options.formats:
+            from levada.spark.registry.writing import register_schemas
+
+            register_schemas(self._options, schema)
 
     @property
     def _is_exactly_once(self) -> bool:
@@ -113,36 +110,49 @@ class _Writer(QuickAck):
         return blocking.call(client, lambda: work(client), policy)
 
     def _write(
-        self, batches: Iterable[Any], begin: Callable[["Client"], Coroutine[Any, Any, ProducerIdentity]]
+        self, batches: Iterable[Any], query: str, begin: Callable[["Client"], Coroutine[Any, Any, ProducerIdentity]]
     ) -> tuple[int, PreparedTransaction | None]:
-        """Write rows with the producer that `begin` returns: their number and their transaction."""
+        """Write rows with the producer that `begin` returns: their number and their transaction, which stays open.
+
+        The transactions of the query, if it has a name, are renewed meanwhile, also while the first row is computed.
+        """
+        batches = (batch for batch in batches if batch.num_rows)
+        with self._renewed(query):
+            first = next(batches, None)
+            return (0, None) if first is None else self._write_rows(chain([first], batches), self._request(begin))
+
+    def _write_rows(self, batches: Iterable[Any], producer: ProducerIdentity) -> tuple[int, PreparedTransaction | None]:
         from levada.spark.write.task import RowWriter
 
-        batches = (batch for batch in batches if batch.num_rows)
-        first = next(batches, None)
-        if first is None:
-            return 0, None
-        producer = self._request(begin)
         client = self._client()
         rows = RowWriter(client, self._options, self._columns, producer)
         try:
-            rows.write(chain([first], batches))
+            rows.write(_until_closed(batches))
         except BaseException as failure:
             if rows.has_sent and producer.transactional_id:
                 _abort_after(failure, client, PreparedTransaction(*producer))
             raise
         return rows.rows, PreparedTransaction(*producer) if producer.transactional_id else None
 
+    def _renewed(self, query: str) -> AbstractContextManager[None]:
+        if not query:
+            return nullcontext()
+        timeout_ms = self._options.transaction_timeout_ms
+        return blocking.background(transactions.keep_renewed(self._client(), query, timeout_ms))
+
     def _write_at_least_once(self, batches: Iterable[Any]) -> TaskCommit:
         """Without transactions."""
-        rows, _ = self._write(batches, _idempotent_producer)
+        rows, _ = self._write(batches, "", _idempotent_producer)
         return TaskCommit("", -1, rows, None)
 
     def _write_in_transaction(self, batches: Iterable[Any], query: str, batch: int) -> TaskCommit:
         """In a transaction that stays open for the driver."""
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
-        rows, prepared = self._write(batches, lambda client: transactions.begin_stream_task(client, query, partition))
+        timeout_ms = self._options.transaction_timeout_ms
+        rows, prepared = self._write(
+            batches, query, lambda client: transactions.begin_stream_task(client, query, partition, timeout_ms)
+        )
         return TaskCommit(query, batch, rows, prepared)
 
     def _end_batch(
@@ -151,27 +161,50 @@ class _Writer(QuickAck):
         batch: int,
         messages: Sequence[WriterCommitMessage | None],
         content: BatchContent = UNKNOWN_CONTENT,
+        run: QueryRun = UNKNOWN_RUN,
         *,
         failed: bool,
     ) -> CommitPlan:
         """Commit or abort a batch from the driver; may be repeated, and does what is left then."""
-        written, policy = _prepared(messages), self._options.retry_policy
+        written, policy = prepared_transactions(messages), self._options.retry_policy
         return self._call(
-            lambda client: transactions.end_batch(client, query, batch, written, content=content, failed=failed),
+            lambda client: transactions.end_batch(
+                client, query, batch, written, content=content, run=run, failed=failed
+            ),
             # The tasks of a batch that succeeded have reached the brokers; those of a failed one may not have.
             policy if failed else policy._replace(bootstrap_timeout_ms=None),
         )
 
 
-class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+class StreamWriter(Writer, DataSourceStreamArrowWriter):
     """Writes the micro-batches of a query."""
 
-    def __init__(self, options: StreamOptions, columns: tuple[str, ...], checkpoint: str) -> None:
+    def __init__(
+        self, options: StreamOptions, columns: tuple[str, ...], checkpoint: str, name: str, schema: "StructType"
+    ) -> None:
         super().__init__(options, columns)
+        self._name = name
         self._checkpoint, self._compares_rows = checkpoint, options.repeated_batch != SKIP
+        self._schema: StructType | None = schema  # until its schemas are registered
+        self._failure: Exception | None = None  # of that
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Spark makes a writer to plan a batch and another one to commit or abort it; it pickles only the first.
+
+        That one registers the schemas. A commit or abort must not fail because a registry is down.
+        """
+        if self._schema is not None:
+            schema, self._schema = self._schema, None
+            try:
+                self.register_schemas(schema)
+            except EXPLAINED as error:
+                self._failure = error  # tasks raise it: an error here would be one of pickle
+        return super().__getstate__()
 
     @spark_callback()
     def write(self, iterator: Iterator[Any]) -> TaskCommit:
+        if self._failure is not None:
+            raise self._failure
         if not self._is_exactly_once:
             return self._write_at_least_once(iterator)
         context = TaskContext.get()
@@ -179,9 +212,10 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         if context is None or query is None:
             raise RuntimeError("delivery exactly_once needs a micro-batch of a streaming query; there is none")
         batch = int(context.getLocalProperty(BATCH_ID) or -1)
-        if self._is_repeated(query, batch, context.getLocalProperty(RUN_ID)):
-            return _skip_committed(iterator, query, batch)
-        return self._write_in_transaction(iterator, query, batch)
+        run = context.getLocalProperty(RUN_ID)
+        if self._is_repeated(query, batch, run):
+            return skip_committed(iterator, query, batch)
+        return replace(self._write_in_transaction(iterator, query, batch), run=run or "")
 
     def _is_repeated(self, query: str, batch: int, run: str | None) -> bool:
         """Whether the batch was committed before a driver died; only the first batch of a run can be."""
@@ -195,6 +229,8 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     @spark_callback()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        if None in messages:  # Spark has dropped the rows of a task without calling write()
+            raise CommitRefused(f"epoch {batchId}: {CONTINUOUS_UNSUPPORTED}")
         self._end(messages, batchId, failed=False)
 
     @spark_callback()
@@ -202,88 +238,50 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         self._end(messages, batchId, failed=True)
 
     def _end(self, messages: Sequence[WriterCommitMessage | None], batch: int, *, failed: bool) -> None:
-        query = next((one.query for one in messages if isinstance(one, TaskCommit)), "")
-        if not query:
-            return  # at least once; or every task failed and aborted its own transaction
-        rows = sum(one.rows for one in messages if isinstance(one, TaskCommit))
+        if not self._is_exactly_once:
+            return
+        tasks = [one for one in messages if isinstance(one, TaskCommit)]
+        if not tasks:
+            self._abort_open(batch)
+            return
+        query = tasks[0].query
+        rows = sum(one.rows for one in tasks)
         content = BatchContent(rows if self._compares_rows else None, offsets_digest(self._checkpoint, batch))
-        plan = self._end_batch(query, batch, messages, content, failed=failed)
+        run = QueryRun(self._name, next((one.run for one in tasks if one.run), ""), self._checkpoint)
+        plan = self._end_batch(query, batch, messages, content, run, failed=failed)
         if plan.conflict is not None and not failed:
             raise CommitRefused(f"batch {batch} of query {query}: {plan.conflict}")
 
+    def _abort_open(self, batch: int) -> None:
+        """Abort the transactions of a batch without a message of a task, which would name the query.
 
-class NamedJobWriter(_Writer, DataSourceArrowWriter):
-    """Writes a batch job with a name and a version: once, however often it is repeated."""
-
-    def __init__(self, options: JobOptions, columns: tuple[str, ...]) -> None:
-        super().__init__(options, columns)
-        assert options.version is not None
-        self._query, self._version = transactions.app_query(options.app), options.version
-        self._name = f"{options.app} version {options.version}"
-
-    @spark_callback()
-    def write(self, iterator: Iterator[Any]) -> TaskCommit:
-        if self._request(lambda client: transactions.last_committed_batch(client, self._query)) >= self._version:
-            return _skip_committed(iterator, self._query, self._version)
-        return self._write_in_transaction(iterator, self._query, self._version)
-
-    @spark_callback()
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        plan = self._end_batch(self._query, self._version, messages, failed=False)
-        if plan.conflict is not None and plan.record.batch < self._version:
-            raise CommitRefused(f"{self._name}: {plan.conflict}")
-
-    @spark_callback()
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self._end_batch(self._query, self._version, messages, failed=True)
+        The query is found in the checkpoint, or in the commit log if Python cannot read the checkpoint and its location
+        is that of one file system, whichever cluster uses it. Otherwise the transactions time out.
+        """
+        location = self._checkpoint
+        query = query_id(location)
+        queries = [query] if query else []
+        if not query and has_authority(location):
+            queries = self._request(lambda client: transactions.find_queries(client, location))
+        for one in queries:
+            self._end_batch(one, batch, (), failed=True)
 
 
-class JobWriter(_Writer, DataSourceArrowWriter):
-    """Writes a batch job that cannot be repeated."""
-
-    def __init__(self, options: JobOptions, columns: tuple[str, ...], job: str) -> None:
-        super().__init__(options, columns)
-        self._job, self._timeout_ms = job, options.transaction_timeout_ms
-
-    def check_cluster(self) -> None:
-        check_topic(self._client(), self._options.topic, self._options.probe_policy)
-
-    @spark_callback()
-    def write(self, iterator: Iterator[Any]) -> TaskCommit:
-        if not self._is_exactly_once:
-            return self._write_at_least_once(iterator)
-        context = TaskContext.get()
-        partition, attempt = (context.partitionId(), context.taskAttemptId()) if context else (0, 0)
-        name = transactions.task_transactional_id(self._job, partition, attempt)
-        rows, prepared = self._write(
-            iterator, lambda client: transactions.begin_job_task(client, name, self._timeout_ms)
-        )
-        return TaskCommit(self._job, -1, rows, prepared)
-
-    @spark_callback()
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self._end(messages, committed=True)
-
-    @spark_callback()
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self._end(messages, committed=False)
-
-    def _end(self, messages: Sequence[WriterCommitMessage | None], *, committed: bool) -> None:
-        if not self._is_exactly_once:
-            return
-        client = self._client()
-        if not committed:  # open transactions time out: no long wait for brokers that never responded
-            blocking.connect(client, self._options.probe_policy)
-        blocking.run(transactions.end_job(client, self._job, _prepared(messages), committed=committed))
-
-
-def _prepared(messages: Sequence[WriterCommitMessage | None]) -> list[PreparedTransaction]:
+def prepared_transactions(messages: Sequence[WriterCommitMessage | None]) -> list[PreparedTransaction]:
+    """The transactions of tasks, which are open."""
     return [one.prepared for one in messages if isinstance(one, TaskCommit) and one.prepared is not None]
 
 
-def _skip_committed(batches: Iterable[Any], query: str, batch: int) -> TaskCommit:
+def skip_committed(batches: Iterable[Any], query: str, batch: int) -> TaskCommit:
     """Count rows that are in the topics already; they are still computed, because operators may keep state."""
     return TaskCommit(query, batch, sum(one.num_rows for one in batches), None)
+
+
+def _until_closed(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches of a task; EOFError if Spark has closed its input before the end."""
+    yield from batches
+    if is_input_closed():
+        raise EOFError("Spark closed the input of this task: an operator before the sink failed, or the task is killed")
 
 
 async def _idempotent_producer(client: "Client") -> ProducerIdentity:
@@ -297,23 +295,3 @@ def _abort_after(failure: BaseException, client: "Client", prepared: PreparedTra
         blocking.run(client.abort_prepared(prepared))
     except Exception as error:  # noqa: BLE001 (the first failure is the one to report)
         failure.add_note(f"The transaction {prepared.transactional_id} of this task could not be aborted: {error}")
-
-
-def checkpoint_location(given: Mapping[str, str]) -> str:
-    """The checkpoint directory in the options of a query; empty if they do not have it."""
-    found = next((value for name, value in given.items() if name.lower() == CHECKPOINT_LOCATION), "")
-    return re.sub("^file:(//)?/", "/", found)
-
-
-def offsets_digest(location: str, batch: int) -> str | None:
-    """A digest of the end offsets of a batch in Spark's offset log; None if Python cannot read the checkpoint.
-
-    Spark writes the offset log before it runs a batch, and repeats a batch from it; a batch that is planned again may
-    have other offsets.
-    """
-    try:
-        lines = (Path(location) / "offsets" / str(batch)).read_bytes().splitlines() if location else []
-    except OSError:
-        return None
-    offsets = lines[OFFSET_LOG_HEADER_LINES:]
-    return sha256(b"\n".join(offsets)).hexdigest()[:32] if offsets else None

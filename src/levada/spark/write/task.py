@@ -19,6 +19,7 @@ from levada.spark.formats.encoder import (
     assign_partitions,
     encode_rows,
 )
+from levada.spark.registry.writing import column_encoders
 from levada.spark.write.options import ColumnError, WriteOptions
 from levada.spark.write.sender import Sender
 from levada.spark.write.topics import partition_count
@@ -49,6 +50,7 @@ class RowWriter:
         self._client = client
         self._options = options
         self._columns = columns
+        self._encoders = column_encoders(options) if options.formats else []
         self._codec = Codec[options.compression.upper()]
         self._clock = SystemClock()
         self._counts: dict[str, int] = {}  # partitions by topic
@@ -93,6 +95,8 @@ class RowWriter:
         if not piece.num_rows:
             return
         columns = {name: piece.column(name) for name in self._columns}
+        for encoder in self._encoders:
+            columns[encoder.column] = encoder.encode(topic, columns[encoder.column])
         rows = Rows(
             columns.get("key"),
             columns["value"],
@@ -102,7 +106,8 @@ class RowWriter:
         )
         count = self._counts.get(topic)
         if count is None:
-            count = self._counts[topic] = partition_count(self._client, topic, self._options.retry_policy)
+            policy, create = self._options.retry_policy, self._options.creates_topics
+            count = self._counts[topic] = partition_count(self._client, topic, policy, create=create)
             self._sticky[topic] = StickyPartition()
             self._sequences[topic] = {}
         partitions = assign_partitions(rows, count, self._sticky[topic])

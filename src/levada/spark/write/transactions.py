@@ -4,19 +4,25 @@ A task's transactional id consists of the query, the task's partition and a numb
 that it finds open: the driver may be about to commit it, while this task attempt is an old one that Spark has given
 up. It takes the next number; the driver aborts what is left open with the next batch. So the numbers stay small: 0 as
 a rule, and one more for each killed task attempt of the current batch.
+
+A transaction has a timeout until the driver fences it, which it does before it appends to the commit log: then it is a
+transaction of two-phase commit, which waits for its driver. So a transaction that is not in the commit log ends in time
+if its query never comes back, and one that is in it is not lost. As long as a task of the query runs, it renews all of
+them: those of tasks that have ended wait for the slowest one.
 """
 
 import asyncio
 import re
 from collections.abc import Collection
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
-from levada.client.admin.transactions import TransactionAdmin
+from levada.client.admin.transactions import TransactionAdmin, TransactionState
 from levada.client.coordinator import Coordinator, KeyType
 from levada.client.data import ProducerIdentity
-from levada.client.errors import ProducerFenced, raise_for_code
+from levada.client.errors import FAILURES, ProducerFenced, raise_for_code
 from levada.client.producer.transactions import (
     PreparedTransaction,
     end_prepared,
@@ -25,25 +31,33 @@ from levada.client.producer.transactions import (
 )
 from levada.client.retry import COORDINATOR_RETRIABLE, RetryPolicy, retry
 from levada.errors import ErrorCode, KafkaError
+from levada.logs import EventLog
 from levada.spark.errors import CommitRefused
-from levada.spark.write.commit_log import append_commit, read_last_commit
+from levada.spark.write.commit_log import append_commit, read_commits, read_last_commit
 from levada.spark.write.commit_protocol import (
     UNKNOWN_CONTENT,
+    UNKNOWN_RUN,
     BatchContent,
     CommitPlan,
     CommitRecord,
+    QueryRun,
     plan_commit,
 )
 from levada.wire.schema.lazy_imports import lazy_imports
 
 with lazy_imports():
+    import kio.schema.add_partitions_to_txn.v5 as add_partitions_to_txn
     import kio.schema.list_transactions.v2 as list_transactions
 
 if TYPE_CHECKING:
     from levada.client.client import Client
 
+log = EventLog(__name__)
+
 IDS_PER_PARTITION_MAX = 32
 DRIVER_TIMEOUT_MS = 10_000  # how long the open transaction of a killed driver blocks readers of the commit log
+RENEWALS_PER_TIMEOUT = 3
+APP_PREFIX = "app."
 TIMEOUT_MS = 120_000
 POLICY = RetryPolicy(COORDINATOR_RETRIABLE, TIMEOUT_MS)
 CONCURRENT_REQUESTS_MAX = 32  # of a driver
@@ -60,6 +74,10 @@ NO_TWO_PHASE = (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.UNSUP
 
 # By query, the commit record whose transactions have all ended: the next batch need not fence them again.
 _completed: "WeakKeyDictionary[Client, dict[str, CommitRecord]]" = WeakKeyDictionary()
+# By query, when its transactions are to be renewed next, in seconds of the loop's clock. Spark runs many tasks in one
+# process, and each of them may be shorter than the time between two renewals.
+_renewals_due: "WeakKeyDictionary[Client, dict[str, float]]" = WeakKeyDictionary()
+_renewing: "dict[tuple[Client, str], asyncio.Task[None]]" = {}
 
 
 class Fenced(NamedTuple):
@@ -86,13 +104,16 @@ def task_transactional_id(query: str, partition: int, number: int) -> str:
 
 def app_query(app: str) -> str:
     """The name of an application in the commit log; its prefix is not a prefix of any other application's ids."""
-    return "app." + quote(app, safe="").replace("-", "%2D")
+    return APP_PREFIX + quote(app, safe="").replace("-", "%2D")
 
 
-async def fence(client: "Client", transactional_id: str) -> Fenced:
-    """Take over a transactional id and keep its open transaction; transactions begun with it never time out."""
+async def fence(client: "Client", transactional_id: str, timeout_ms: int | None = None) -> Fenced:
+    """Take over a transactional id and keep its open transaction.
+
+    Without a timeout the transaction becomes one of two-phase commit, and stays one.
+    """
     try:
-        response = await _init(client, transactional_id, DRIVER_TIMEOUT_MS, two_phase=True)
+        response = await _init(client, transactional_id, timeout_ms, keep_prepared=True)
     except KafkaError as error:
         if error.code in NO_TWO_PHASE:
             raise KafkaError(error.code, NEEDS_TWO_PHASE) from None
@@ -105,12 +126,25 @@ async def fence(client: "Client", transactional_id: str) -> Fenced:
     return Fenced(ProducerIdentity(transactional_id, response.producer_id, response.producer_epoch), ongoing)
 
 
-async def _init(client: "Client", transactional_id: str, timeout_ms: int, *, two_phase: bool) -> Any:
-    """InitProducerId."""
+async def _init(client: "Client", transactional_id: str, timeout_ms: int | None, *, keep_prepared: bool) -> Any:
+    """InitProducerId; without a timeout for two-phase commit."""
     coordinator = Coordinator(client, KeyType.TRANSACTION, transactional_id, timeout_ms=TIMEOUT_MS)
-    response = await init_transactions(
-        coordinator, transactional_id, timeout_ms, two_phase=two_phase, keep_prepared=two_phase
-    )
+    try:
+        response = await init_transactions(
+            coordinator,
+            transactional_id,
+            DRIVER_TIMEOUT_MS if timeout_ms is None else timeout_ms,
+            two_phase=timeout_ms is None,
+            keep_prepared=keep_prepared,
+        )
+    except KafkaError as error:
+        if error.code is ErrorCode.INVALID_TRANSACTION_TIMEOUT:
+            detail = (
+                f"option transactionTimeout is {timeout_ms} ms, above the broker's transaction.max.timeout.ms; "
+                "lower the option"
+            )
+            raise KafkaError(error.code, detail) from None
+        raise
     await require_feature(coordinator)
     return response
 
@@ -118,10 +152,10 @@ async def _init(client: "Client", transactional_id: str, timeout_ms: int, *, two
 # Tasks
 
 
-async def begin_stream_task(client: "Client", query: str, partition: int) -> ProducerIdentity:
+async def begin_stream_task(client: "Client", query: str, partition: int, timeout_ms: int) -> ProducerIdentity:
     """The producer of a stream's task: with the first transactional id that has no open transaction."""
     for number in range(IDS_PER_PARTITION_MAX):
-        fenced = await fence(client, task_transactional_id(query, partition, number))
+        fenced = await fence(client, task_transactional_id(query, partition, number), timeout_ms)
         if fenced.ongoing is None:
             return fenced.producer
     raise KafkaError(
@@ -141,19 +175,72 @@ async def last_committed_batch(client: "Client", query: str) -> int:
     return last.batch
 
 
+async def find_queries(client: "Client", checkpoint: str) -> list[str]:
+    """The queries that have committed with this checkpoint; several, if it was deleted between them."""
+    commits = await read_commits(client)
+    return [query for query, last in commits.items() if last.run.checkpoint == checkpoint]
+
+
 async def begin_job_task(client: "Client", transactional_id: str, timeout_ms: int) -> ProducerIdentity:
-    """The producer of one task attempt of a batch job: its transaction is an ordinary one, which may time out."""
-    try:
-        response = await _init(client, transactional_id, timeout_ms, two_phase=False)
-    except KafkaError as error:
-        if error.code is ErrorCode.INVALID_TRANSACTION_TIMEOUT:
-            detail = (
-                f"option transactionTimeout is {timeout_ms} ms, above the broker's transaction.max.timeout.ms; "
-                "lower the option"
-            )
-            raise KafkaError(error.code, detail) from None
-        raise
+    """The producer of one task attempt of a batch job: its transaction is never one of two-phase commit."""
+    response = await _init(client, transactional_id, timeout_ms, keep_prepared=False)
     return ProducerIdentity(transactional_id, response.producer_id, response.producer_epoch)
+
+
+async def keep_renewed(client: "Client", query: str, timeout_ms: int) -> None:
+    """Renew the open transactions of a query in time, until cancelled: at once if a renewal is due in this process.
+
+    A renewal that has begun is finished also if it is cancelled: the tasks of a batch may be shorter than a renewal.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        due_s = _renewals_due.get(client, {}).get(query, 0.0)
+        await asyncio.sleep(max(0.0, due_s - loop.time()))
+        renewing = _renewing.get((client, query))
+        if renewing is None:
+            renewing = _renewing[client, query] = loop.create_task(_renew_now(client, query, timeout_ms))
+        await asyncio.shield(renewing)
+
+
+async def _renew_now(client: "Client", query: str, timeout_ms: int) -> None:
+    """Renew, and set when the next renewal is due; after a failure sooner."""
+    began_s = asyncio.get_running_loop().time()
+    interval_s = timeout_ms / 1000 / RENEWALS_PER_TIMEOUT
+    try:
+        # One that has just begun is renewed the next time, which saves the requests in a short batch.
+        await renew(client, query, older_than_ms=timeout_ms // RENEWALS_PER_TIMEOUT // 2)
+    except FAILURES as failure:
+        log.warning("transactions not renewed", query=query, why=str(failure))
+        interval_s /= RENEWALS_PER_TIMEOUT
+    finally:
+        del _renewing[client, query]
+    later = {name: due_s for name, due_s in _renewals_due.get(client, {}).items() if due_s > began_s}
+    _renewals_due[client] = later | {query: began_s + interval_s}
+
+
+async def renew(client: "Client", query: str, *, older_than_ms: int = -1) -> None:
+    """Restart the timeouts of a query's open transactions, by adding partitions that they have; only Levada does so."""
+    names = await _open_transactions(client, query, older_than_ms)
+    states = await _all([TransactionAdmin(client).describe(name) for name in names])
+    await _all([_add_partitions(client, one) for one in states if one.state == "Ongoing" and not one.is_two_phase])
+
+
+async def _add_partitions(client: "Client", state: TransactionState) -> None:
+    """Add its partitions to a transaction again. A coordinator refuses that if it has ended or was fenced meanwhile."""
+    request = add_partitions_to_txn.request
+    topics = [
+        request.AddPartitionsToTxnTopic(name=topic, partitions=tuple(index for _, index in partitions))
+        for topic, partitions in groupby(sorted(state.partitions), key=lambda partition: partition.topic)
+    ]
+    one = request.AddPartitionsToTxnTransaction(
+        transactional_id=state.transactional_id,
+        producer_id=state.producer_id,
+        producer_epoch=state.producer_epoch,
+        topics=tuple(topics),
+    )
+    coordinator = Coordinator(client, KeyType.TRANSACTION, state.transactional_id)
+    wanted = request.AddPartitionsToTxnRequest(transactions=(one,))
+    await coordinator.request("add_partitions_to_txn", wanted, lambda response: None, version_min=5)
 
 
 # The driver
@@ -166,6 +253,7 @@ async def end_batch(
     written: Collection[PreparedTransaction],
     *,
     content: BatchContent = UNKNOWN_CONTENT,
+    run: QueryRun = UNKNOWN_RUN,
     failed: bool = False,
 ) -> CommitPlan:
     """Commit the transactions of a batch's tasks, or abort them; and end those that earlier attempts left open."""
@@ -175,9 +263,11 @@ async def end_batch(
         await driver.start()
         last, partition = await read_last_commit(client, query)
         known = [*written, *(() if done.pop(query, None) == last else last.prepared)]
-        fenced = await _fence_all(client, query, {one.transactional_id for one in known})
+        # What will be committed must not time out; what fails keeps its timeout, should this driver die.
+        timeout_ms = DRIVER_TIMEOUT_MS if failed else None
+        fenced = await _fence_all(client, query, {one.transactional_id for one in known}, timeout_ms)
         ongoing = {name: one.ongoing for name, one in fenced.items() if one.ongoing is not None}
-        plan = plan_commit(last, batch, written, ongoing, content=content, failed=failed)
+        plan = plan_commit(last, batch, written, ongoing, content=content, run=run, failed=failed)
         if plan.record != last or plan.commit or plan.abort:
             await append_commit(driver, query, plan.record, partition)
     except ProducerFenced as error:
@@ -211,7 +301,7 @@ async def end_job(client: "Client", job: str, written: Collection[PreparedTransa
             )
     await _all([_end(client, one, committed) for one in written])
     left = await retry(client, lambda: _open_transactions(client, job), POLICY)
-    await _all([_init(client, name, DRIVER_TIMEOUT_MS, two_phase=False) for name in left])
+    await _all([_init(client, name, DRIVER_TIMEOUT_MS, keep_prepared=False) for name in left])
 
 
 async def _end(client: "Client", one: PreparedTransaction, committed: bool) -> None:
@@ -222,15 +312,15 @@ async def _end(client: "Client", one: PreparedTransaction, committed: bool) -> N
             raise  # an aborted transaction may be ended by others too
 
 
-async def _fence_all(client: "Client", query: str, known: Collection[str]) -> dict[str, Fenced]:
+async def _fence_all(client: "Client", query: str, known: Collection[str], timeout_ms: int | None) -> dict[str, Fenced]:
     """Fence all open transactions of a query, and the known ids; an id whose transaction has ended has none open."""
     names = await retry(client, lambda: _open_transactions(client, query), POLICY)
-    found = await _all([fence(client, name) for name in {*names, *known}])
+    found = await _all([fence(client, name, timeout_ms) for name in {*names, *known}])
     return {one.producer.transactional_id: one for one in found}
 
 
-async def _open_transactions(client: "Client", query: str) -> list[str]:
-    """The transactional ids of a query's tasks with an open transaction; older brokers ignore the pattern.
+async def _open_transactions(client: "Client", query: str, older_than_ms: int = -1) -> list[str]:
+    """The transactional ids of a query's tasks with an open transaction; older brokers ignore the filters.
 
     Coordinators that are moving from one broker to another are left out of the response.
     """
@@ -238,7 +328,7 @@ async def _open_transactions(client: "Client", query: str) -> list[str]:
     request = list_transactions.request.ListTransactionsRequest(
         state_filters=("Ongoing",),
         producer_id_filters=(),
-        duration_filter=-1,
+        duration_filter=older_than_ms,
         transactional_id_pattern=re.escape(id_prefix) + ".*",
     )
     names: list[str] = []

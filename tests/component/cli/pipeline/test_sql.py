@@ -37,6 +37,8 @@ def home(tmp_path: Path) -> Path:
     [
         (["SELECT shop FROM ordrs", "--to", "shops"], 4, "no such topic: ordrs; did you mean orders?"),
         (["DROP TABLE orders", "--to", "shops"], 1, "only queries can be run"),
+        (["select 1", "--to", "shops"], 1, "the query reads no topic; name one after FROM"),
+        (["SELECT upper('a') AS shop UNION SELECT 'b'"], 1, "the query reads no topic"),
         (["SELECT shop FROM orders", "--to", "orders"], 1, "the query reads orders, the topic of its results"),
         (["SELECT shop FROM orders", "--to", "bad name"], 1, "'bad name' cannot be the"),
         (["SELECT amount FROM orders", "--to", "shops"], 1, f"other arguments (query was {QUERY})"),

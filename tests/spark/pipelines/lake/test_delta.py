@@ -82,6 +82,9 @@ def test_who_makes_the_table_is_its_writer(spark: "SparkSession", tmp_path: Path
     assert second.end_offsets("t", [0]) == {0: 5} and first.claim_name < second.claim_name
     with pytest.raises(DeltaError):
         first.add(rows, {"u": {0: 5}})  # of another topic, so that only the claims meet
+    with pytest.raises(DeltaError):
+        first.add(rows.withColumn("more", rows["offset"]), {"u": {0: 5}})
+    assert "more" not in [field.name for field in DeltaTable(tmp_path / "lake").schema().fields]
     with pytest.raises(LakeError, match="has another writer"):
         first.check()
     assert DeltaTable(tmp_path / "lake").count() == 5

@@ -41,7 +41,7 @@ def numbers(broker: EmbeddedBroker, topic: str) -> dict[int, list[int]]:
 
 
 def await_a_batch(running: RunningPipeline) -> None:
-    """Until its first step is done; there is nobody who would tell of it."""
+    """Until its first step is done, which no output shows."""
     while not running.progress().batches:
         assert running.is_active
         time.sleep(0.05)
@@ -119,7 +119,7 @@ def test_a_time_range_at_a_chosen_speed(spark: "SparkSession", broker: EmbeddedB
 def test_a_topic_keeps_what_is_replayed_to_it_however_old(
     spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
-    """One that would delete it at once gets nothing, until it is told to keep it; one that is made keeps it."""
+    """One that would delete it at once gets nothing, until an option keeps it; one that is made keeps it."""
     lake, topic, week = str(tmp_path / "lake"), broker.topic(), broker.topic(retention_ms=7 * 86_400_000)
     fill(broker, topic, 0, 3, first_ms=DAY_MS)
     archive_once(spark, broker, tmp_path / "lake", topic)

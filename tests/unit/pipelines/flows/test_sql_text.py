@@ -40,14 +40,33 @@ def test_the_tables_of_a_query(query: str, expected: set[str]) -> None:
     ("query", "to", "watermarks", "message"),
     [
         ("DROP TABLE x", "t", {}, "only queries can be run"),
+        ("SELECT 1 AS one", "t", {}, "the query reads no topic; name one after FROM"),
+        ("WITH a AS (SELECT 1) (SELECT 2)", None, {}, "the query reads no topic"),
+        ("SELECT shop FRM orders", None, {}, "the query reads no topic"),
         ("SELECT * FROM orders", "orders", {}, "it would read its own output"),
         ("SELECT * FROM orders", "bad name", {}, "'bad name' cannot be the topic of the results"),
         ("SELECT * FROM orders", "t", {"payments.ts": "1 minute"}, "the query does not read payments"),
     ],
 )
-def test_what_is_refused(query: str, to: str, watermarks: dict[str, str], message: str) -> None:
+def test_what_is_refused(query: str, to: str | None, watermarks: dict[str, str], message: str) -> None:
     with pytest.raises(PipelineError, match=message):
         check_query(query, to, watermarks)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM range(10)",
+        "SELECT * FROM VALUES (1, 2) AS t(a, b)",
+        "WITH a AS (TABLE orders) (TABLE a)",
+        r"SELECT r'\' FROM orders WHERE shop = ''",
+        "SELECT 1 -- one\rFROM orders",
+        "SELECT 1 AS n |> JOIN orders",
+        "SELECT * FROM IDENTIFIER('orders')",
+    ],
+)
+def test_spark_decides_whether_other_queries_read_a_topic(query: str) -> None:
+    assert check_query(query, "totals", {}) <= {"orders"}
 
 
 def test_a_run_has_the_name_of_its_results() -> None:

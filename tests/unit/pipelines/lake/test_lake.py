@@ -1,6 +1,7 @@
 """Commits to a lake are atomic, with writers that die or meet at every step."""
 
 import json
+import time
 from collections.abc import Iterator
 from threading import Semaphore, Thread
 from uuid import uuid4
@@ -8,20 +9,27 @@ from uuid import uuid4
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import StringType, StructField, StructType
 
 from levada.cli.errors import EXIT_USAGE
 from levada.cli.main import run
 from levada.pipelines.errors import LakeError
-from levada.pipelines.lake.files import Files, FoundFile
-from levada.pipelines.lake.parquet import (
-    COMMITS,
-    SNAPSHOT_EVERY,
-    STAGING,
-    CompactionPolicy,
-    EndOffsets,
-    ParquetLake,
-    merge_offsets,
-)
+from levada.pipelines.lake import parquet
+from levada.pipelines.lake.commits import CompactionPolicy, EndOffsets, merge_offsets
+from levada.pipelines.lake.compaction import small_files
+from levada.pipelines.lake.files import Files, Footer, FoundFile
+from levada.pipelines.lake.parquet import COMMITS, SNAPSHOT_EVERY, STAGING, ParquetLake
+
+DAY = "topic=t/date=2026-11-15"
+
+
+@pytest.fixture(autouse=True)
+def readers_do_not_wait_for_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that moves files here is dead, or waits for the test."""
+    monkeypatch.setattr(parquet, "MOVE_TIMEOUT_S", -1.0)
+
+
+HOUR_MS = 3_600_000
 
 
 class Died(BaseException):
@@ -30,6 +38,8 @@ class Died(BaseException):
 
 class FilesInMemory(Files):
     """The same verbs on a dictionary; dies before the verb number `dies_at` that changes something."""
+
+    renames_by_copying = False
 
     def __init__(self, content: dict[str, str] | None = None) -> None:
         self.root = "memory:/lake"
@@ -64,8 +74,11 @@ class FilesInMemory(Files):
         self._look()
         return self.content[name]
 
-    def parquet_rows(self, name: str) -> int:
-        return len(self.read(name))  # a letter is a row
+    def parquet_footer(self, name: str) -> Footer:
+        """A letter is a row, and a capital letter a column too."""
+        text = self.read(name)
+        columns = StructType([StructField(letter, StringType()) for letter in sorted({*text}) if letter.isupper()])
+        return Footer(len(text), columns.json())
 
     def write(self, name: str, text: str) -> None:
         self._change()
@@ -79,6 +92,20 @@ class FilesInMemory(Files):
         self._change()
         if source in self.content:
             self.content[target] = self.content.pop(source)
+
+    def link(self, source: str, target: str) -> None:
+        self._change()
+        if source in self.content:
+            self.content.setdefault(target, self.content[source])
+
+    def age(self, ms: int) -> None:
+        """All that was written becomes older."""
+        for path, text in self.content.items():
+            if path.startswith(COMMITS):
+                commit = json.loads(text)
+                self.content[path] = json.dumps(commit | {"time_ms": commit["time_ms"] - ms})
+            elif path.endswith("/published"):
+                self.content[path] = str(int(text) - ms)
 
     def remove(self, name: str) -> None:
         """File by file, as no file system removes a directory at once."""
@@ -103,12 +130,12 @@ def add(
 
 def join(lake: ParquetLake) -> None:
     """All files become one."""
-    files = sorted(lake.state.files.values(), key=lambda file: (file.commit, file.path))
+    paths = [path.removeprefix("memory:/lake/") for path in lake.paths()]
     area = lake.staging()
-    text = "".join(lake.files.read(file.path) for file in files)
+    text = "".join(lake.files.read(path) for path in paths)
     lake.files.write(f"{area}/topic=t/date=2026-11-15/part-0.parquet", text)
     lake.files.write(f"{area}/topic=t/date=2026-11-15/_SUCCESS", "")
-    lake.commit(removed=[file.path for file in files])
+    lake.commit(removed=list(lake.state.files))
 
 
 def rows(files: FilesInMemory, lake: ParquetLake) -> list[str]:
@@ -160,18 +187,20 @@ def test_a_batch_is_in_the_lake_wholly_or_not_at_all(step: int) -> None:
         (["o"], {"t": {0: 1}}),
         (["o", "a", "b"], {"t": {0: 3}}),
     ]
-    assert set(plain_rows(files)) <= set(rows(files, reader))  # nobody sees what is not committed
+    assert set(plain_rows(files)) <= set(rows(files, reader))  # uncommitted files are not seen
     writer = ParquetLake(files)
     writer.claim()
     assert plain_rows(files) == sorted(rows(files, writer)) == sorted(rows(files, reader))
-    assert not files.names(STAGING)
+    writer.vacuum(0)
+    assert not files.names(STAGING) and plain_rows(files) == sorted(rows(files, writer))
     if writer.state.ends == {"t": {0: 1}}:
         add(writer, "a", "b", ends={"t": {0: 3}})
     assert plain_rows(files) == ["a", "b", "o"]
 
 
+@pytest.mark.parametrize("retention_ms", [0, HOUR_MS])
 @pytest.mark.parametrize("step", range(16))
-def test_compaction_keeps_every_row_at_every_step(step: int) -> None:
+def test_compaction_keeps_every_row_at_every_step(step: int, retention_ms: int) -> None:
     files = FilesInMemory()
     lake = ParquetLake(files)
     for row in "abc":
@@ -179,12 +208,17 @@ def test_compaction_keeps_every_row_at_every_step(step: int) -> None:
     files.dies_at = files.changes + step
     try:
         join(lake)
+        files.age(retention_ms)
+        lake.vacuum(retention_ms)
     except Died:
         pass
     files.dies_at = -1
     writer = ParquetLake(files)
     writer.claim()
-    assert "".join(rows(files, writer)) == "abc" == "".join(plain_rows(files))
+    for _ in range(3):
+        assert "".join(rows(files, writer)) == "abc" == "".join(plain_rows(files))
+        writer.vacuum(0)
+    assert not files.names(STAGING)
     assert writer.state.rows == 3
 
 
@@ -249,6 +283,154 @@ def test_records_that_are_not_staged_are_not_committed() -> None:
     assert plain_rows(files) == ["ab"] and ParquetLake(files).state.ends == {}
 
 
+def test_columns_that_are_not_staged_are_not_committed() -> None:
+    files = FilesInMemory()
+    lake = ParquetLake(files)
+    for row in ("A", "AB"):
+        add(lake, row)
+    stage(lake, "AAA")
+    with pytest.raises(LakeError, match="columns were lost when files were merged: B"):
+        lake.commit(removed=list(lake.state.files))
+    assert rows(files, ParquetLake(files)) == ["A", "AB"] == plain_rows(files)
+    stage(lake, "AAB")
+    lake.commit(removed=list(lake.state.files))
+    assert rows(files, ParquetLake(files)) == ["AAB"]
+
+
+def test_a_path_stays_valid_for_the_retention() -> None:
+    """Of files that were merged, and of merged files that are moved; a reader of the directory sees either."""
+    files = FilesInMemory()
+    lake = ParquetLake(files)
+    for row in "abc":
+        add(lake, row)
+    held = lake.paths()
+    join(lake)
+    lake.vacuum()
+    assert rows(files, lake) == ["abc"] and plain_rows(files) == ["a", "b", "c"]
+    held += lake.paths()
+    files.age(2 * HOUR_MS)
+    assert all(path.removeprefix("memory:/lake/") in files.content for path in held)
+    lake.vacuum()
+    assert plain_rows(files) == ["abc"] == rows(files, ParquetLake(files))
+    assert [path.removeprefix("memory:/lake/") in files.content for path in held] == [False] * 3 + [True]
+    files.age(2 * HOUR_MS)
+    lake.vacuum()
+    assert plain_rows(files) == ["abc"] == rows(files, ParquetLake(files)) and not files.names(STAGING)
+
+
+def test_merged_files_are_merged_again() -> None:
+    files = FilesInMemory()
+    lake = ParquetLake(files)
+    for rows_before in ("ab", "cd", "ef"):
+        for row in rows_before:
+            add(lake, row)
+        join(lake)
+        lake.vacuum()
+    assert plain_rows(files) == ["a", "b", "c", "d", "e", "f"] and rows(files, lake) == ["abcdef"]
+    for _ in range(2):
+        files.age(2 * HOUR_MS)
+        lake.vacuum()
+        assert plain_rows(files) == ["abcdef"] == rows(files, lake)
+    assert not files.names(STAGING)
+
+
+def test_a_reader_of_staged_files_goes_on_when_the_next_writer_moves_them() -> None:
+    files = FilesInMemory()
+    lake = ParquetLake(files)
+    stage(lake, "a", "b")
+    files.dies_at = files.changes + 1  # between the commit and the first move
+    with pytest.raises(Died):
+        lake.commit(ends={"t": {0: 2}}, rows=2)
+    files.dies_at = -1
+    held = ParquetLake(files).paths()
+    assert all(f"/{STAGING}/" in path for path in held)
+    writer = ParquetLake(files)
+    writer.claim()
+    writer.vacuum()
+    assert all(path.removeprefix("memory:/lake/") in files.content for path in held)
+    assert plain_rows(files) == rows(files, ParquetLake(files)) == ["a", "b"]
+    files.age(2 * HOUR_MS)
+    writer.vacuum()
+    assert not files.names(STAGING) and plain_rows(files) == ["a", "b"]
+
+
+class MovedUnderReaders(FilesInMemory):
+    """Each move takes a while, and a reader asks for the paths of the lake before it."""
+
+    def __init__(self, *, renames_by_copying: bool) -> None:
+        super().__init__()
+        self.renames_by_copying = renames_by_copying
+        self.held: list[str] = []
+
+    def rename(self, source: str, target: str) -> None:
+        self._read()
+        super().rename(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        self._read()
+        super().link(source, target)
+
+    def _read(self) -> None:
+        self.held += ParquetLake(FilesInMemory(self.content)).paths()
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("renames_by_copying", [False, True])
+def test_a_reader_goes_on_when_the_move_of_a_commit_is_slow(
+    monkeypatch: pytest.MonkeyPatch, renames_by_copying: bool
+) -> None:
+    """Files that are moved before MOVE_SLOW_S are awaited by readers, unless a move is a copy: that takes any time."""
+    files = MovedUnderReaders(renames_by_copying=renames_by_copying)
+    lake = ParquetLake(files)
+    if not renames_by_copying:
+        monkeypatch.setattr(parquet, "MOVE_SLOW_S", 0.01)
+    add(lake, "a", "b", "c", ends={"t": {0: 3}})
+    held = [path.removeprefix("memory:/lake/") for path in files.held]
+    awaited = set() if renames_by_copying else set(held[:1])  # moved in time; the reader of this test does not wait
+    assert len(held) == 9 and set(held) - files.content.keys() <= awaited
+    assert plain_rows(files) == ["a", "b", "c"] == rows(files, ParquetLake(files))
+    lake.vacuum()
+    assert set(held) - files.content.keys() <= awaited
+    files.age(2 * HOUR_MS)
+    lake.vacuum()
+    assert not files.names(STAGING) and plain_rows(files) == ["a", "b", "c"] == rows(files, ParquetLake(files))
+
+
+def test_kept_names_are_not_read_again_with_each_commit() -> None:
+    """On a store with slow requests every commit of the retention has some."""
+
+    class Counting(FilesInMemory):
+        renames_by_copying = True
+
+        def read(self, name: str) -> str:
+            reads.append(name)
+            return super().read(name)
+
+    reads: list[str] = []
+    files = Counting()
+    lake = ParquetLake(files)
+    for number in range(20):
+        add(lake, "a", ends={"t": {0: number + 1}})
+    reads.clear()
+    add(lake, "b", ends={"t": {0: 21}})
+    lake.vacuum()
+    assert len(files.names(STAGING)) == 21 and len([name for name in reads if name.startswith("_levada/c")]) <= 1
+
+
+def test_a_listing_may_miss_a_commit() -> None:
+    """One that was made while the directory was read."""
+
+    class Listing(FilesInMemory):
+        def names(self, directory: str) -> list[str]:
+            return [name for name in super().names(directory) if name != "0000000001.json"]
+
+    lake = ParquetLake(FilesInMemory())
+    for row in "abc":
+        add(lake, row)
+    assert isinstance(lake.files, FilesInMemory)
+    assert ParquetLake(Listing(lake.files.content)).state == lake.state
+
+
 def test_what_older_versions_had_committed_is_finished() -> None:
     """They had one staging area for a number, and no claims."""
     files = FilesInMemory()
@@ -262,11 +444,12 @@ def test_what_older_versions_had_committed_is_finished() -> None:
     assert rows(files, lake) == ["a"]
     lake.claim()
     assert plain_rows(files) == ["a"] and lake.end_offsets("t", [0]) == {0: 1}
-    assert not files.names(STAGING)
+    lake.vacuum(0)
+    assert plain_rows(files) == ["a"] and not files.names(STAGING)
 
 
 class Writer(FilesInMemory):
-    """A process that archives: it does one thing to the files they share when it is told to, and waits then."""
+    """A process that archives: it makes one change to the shared files at each call of the test, and waits."""
 
     def __init__(self, content: dict[str, str]) -> None:
         super().__init__(content)
@@ -313,6 +496,7 @@ class Writer(FilesInMemory):
                 end = lake.end_offsets("t", [0]).get(0, 0)
                 add(lake, LOG[end], LOG[end + 1], ends={"t": {0: end + 2}})
             join(lake)
+            lake.vacuum(0)
         except Exception:
             lake.check()
             raise
@@ -332,7 +516,7 @@ def check_lake(content: dict[str, str]) -> None:
 
 
 def check_writers(writers: list[Writer], content: dict[str, str]) -> None:
-    """After all is over: nothing is lost or doubled, and whoever failed was told why."""
+    """After all is over: nothing is lost or doubled, and a writer that failed names the other writer."""
     for writer in writers:
         assert writer.failure is None or (
             isinstance(writer.failure, LakeError) and "another writer" in str(writer.failure)
@@ -340,6 +524,7 @@ def check_writers(writers: list[Writer], content: dict[str, str]) -> None:
     check_lake(content)
     last = ParquetLake(FilesInMemory(content))
     last.claim()
+    last.vacuum(0)
     check_lake(content)
     assert "".join(sorted("".join(plain_rows(FilesInMemory(content))))) == LOG[: last.state.rows]
     assert not FilesInMemory(content).names(STAGING)
@@ -431,7 +616,7 @@ def test_only_directories_with_many_small_files_are_joined() -> None:
     for _ in range(3):
         add(lake, "small", directory="topic=t/date=1")
     add(lake, "small", "x" * 1000, directory="topic=t/date=2")
-    found = lake.state.small_files(CompactionPolicy(small_bytes=100, files_max=2))
+    found = small_files(lake.state.files.values(), CompactionPolicy(small_bytes=100, files_max=2))
     assert {directory: len(small) for directory, small in found.items()} == {"topic=t/date=1": 3}
 
 

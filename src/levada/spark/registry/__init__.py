@@ -1,0 +1,1 @@
+"""Schemas of a Confluent-compatible schema registry: its client, and values in Confluent's wire format."""
