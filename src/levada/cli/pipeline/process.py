@@ -82,33 +82,47 @@ def _execute(
     *,
     restores: bool,
 ) -> None:
-    """Hold the run while the pipeline works, and record its progress and how it ended.
-
-    A run whose start is abandoned counts as stopped: the next one continues where the last one ended.
-    """
+    """Hold the run while the pipeline works, and record its progress and how it ended."""
     clock = SystemClock()
     with run.hold(pipeline, shown, clock.now_ms()), Signals() as signals:
-        running = None
-        try:
-            with signals.interrupting():
-                running = start(run)
-            _follow(run, running, signals, clock)
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) or (running is None and signals.received):
-                run.record(_last_progress(run), "stopped", clock.now_ms())
-            elif running is None and restores and isinstance(error, PipelineError):
-                run.restore()
-            elif running is None:
-                run.record_failed_start(one_sentence(error), clock.now_ms())
-            else:
-                run.record(_last_progress(run), "failed", clock.now_ms(), one_sentence(error))
-            if running is not None or signals.received != 1:
+        running = _start(run, start, signals, clock, restores=restores)
+        if running is not None:
+            try:
+                _follow(run, running, signals, clock)
+            except BaseException as error:
+                state, why = (
+                    ("stopped", "") if isinstance(error, KeyboardInterrupt) else ("failed", one_sentence(error))
+                )
+                run.record(_last_progress(run), state, clock.now_ms(), why)
                 raise
         last = _last_progress(run)
         run.record(last, "stopped" if signals.received else "finished", clock.now_ms())
         if last.open_rows and not signals.received:
             notice("the last windows are still open: their final results come after later events")
         notice(f"pipeline {run.name} has {'stopped' if signals.received else 'processed all records'}")
+
+
+def _start(
+    run: Run, start: Callable[[Run], RunningPipeline], signals: "Signals", clock: SystemClock, *, restores: bool
+) -> RunningPipeline | None:
+    """Start the pipeline, or record why it has not started.
+
+    None if a signal has abandoned the start: the run counts as stopped, and the next one continues where the last one
+    ended. A second signal raises.
+    """
+    try:
+        with signals.interrupting():
+            return start(run)
+    except BaseException as error:
+        if signals.received:
+            run.record(_last_progress(run), "stopped", clock.now_ms())
+            if signals.received == 1:
+                return None
+        elif restores and isinstance(error, PipelineError):
+            run.restore()
+        else:
+            run.record_failed_start(one_sentence(error), clock.now_ms())
+        raise
 
 
 def _follow(run: Run, running: RunningPipeline, signals: "Signals", clock: SystemClock) -> None:

@@ -71,14 +71,14 @@ class RunningPipeline:
 
     def _wait(self, seconds: float | None, watch: Callable[[Progress], None]) -> bool:
         deadline = None if seconds is None else time.monotonic() + seconds
-        while any(query.isActive for query in self.queries):
-            if self._failure():
-                break
+        failure = self._failure()
+        while not failure and any(query.isActive for query in self.queries):
             self._report(watch)
             if deadline is not None and time.monotonic() > deadline:
                 return False
             time.sleep(POLL_SECONDS)
-        failure = self._failure()
+            failure = self._failure()
+        failure = failure or self._failure()  # of a query that failed after it was looked at
         self.stop()
         if failure:
             raise PipelineError(f"pipeline {self.name} failed: {failure}")
