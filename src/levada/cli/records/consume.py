@@ -24,8 +24,17 @@ from levada.cli.options import (
 )
 from levada.cli.output import printable
 from levada.cli.records.codecs import Formatter, formatter, to_json
-from levada.cli.records.positions import OutputOrPosition, StartType, Until, UntilType, check_offset, stop_offsets
+from levada.cli.records.positions import (
+    OutputOrPosition,
+    StartType,
+    Until,
+    UntilType,
+    check_offset,
+    outside_log,
+    stop_offsets,
+)
 from levada.cli.settings import ClientProperties
+from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -181,8 +190,8 @@ def _selection(
     """What the command line selects; a usage error if its parts exclude each other."""
     options = properties.arguments("consumer")
     group = group or options.pop("group", None)
-    start_of_properties = options.pop("start", "earliest")
-    start = start_of_properties if start is None else start
+    reset = options.pop("start", None)  # auto.offset.reset
+    start = (reset or "earliest") if start is None else start
     options["delivery"] = "at_least_once" if options.pop("auto_commit", True) else "manual"
     if committed:
         options["isolation"] = "read_committed"
@@ -192,7 +201,9 @@ def _selection(
         raise click.UsageError("--group excludes --until and -p: the group shares the partitions and keeps the offsets")
     if isinstance(start, int) and isinstance(given["until"], int) and 0 <= given["until"] <= start:
         raise click.UsageError(f"no offset is from {start} on and before {given['until']}")
-    if group is None:
+    if group is not None:
+        options["reset"] = reset
+    else:
         options = {name: value for name, value in options.items() if name not in GROUP_OPTIONS}
     return Selection(**given, group=group, start=start, options=options, timeout_s=properties.timeout_s)
 
@@ -233,7 +244,12 @@ async def _print_all(client: "Client", consumer: "Consumer", printer: Printer, w
     from levada.client.consumer.group_consumer import GroupConsumer
 
     if isinstance(consumer, GroupConsumer):
-        await _print_as_member(consumer, printer, wanted)
+        try:
+            await _print_as_member(consumer, printer, wanted)
+        except KafkaError as error:
+            if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+                raise await outside_log(client, consumer) from None
+            raise
         return
     if isinstance(wanted.start, int) and wanted.start >= 0:
         await check_offset(client, consumer, wanted.start)

@@ -16,6 +16,7 @@ from levada.model import TopicPartition
 if TYPE_CHECKING:
     from levada.client.client import Client
     from levada.client.consumer.consumer import Consumer, Start
+    from levada.client.consumer.group_consumer import GroupConsumer
 
 Until = int | datetime
 
@@ -79,6 +80,22 @@ async def check_offset(client: "Client", consumer: "Consumer", offset: int) -> N
     if before:
         hint = "try: --from beginning, or -p for one partition"
         raise CommandError(f"offset {offset} is deleted: {', '.join(before)} (OFFSET_OUT_OF_RANGE)", hint=hint)
+
+
+async def outside_log(client: "Client", consumer: "GroupConsumer") -> CommandError:
+    """The error of a member that is at an offset which a log does not have, committed or given as the start."""
+    from levada.client.data import EARLIEST, LATEST
+
+    ends = await client.list_offsets(dict.fromkeys(consumer.assignment, LATEST))
+    starts = await client.list_offsets(dict.fromkeys(consumer.assignment, EARLIEST))
+    group = consumer.membership.group
+    outside = [
+        f"group {group} is at offset {at} of {one}, which has {starts[one].offset} to {ends[one].offset}"
+        for one, at in consumer.positions().items()
+        if not starts[one].offset <= at <= ends[one].offset
+    ]
+    hint = f"try: -X auto.offset.reset=earliest (or latest), or levada group reset {group} --to-earliest"
+    return CommandError(f"{', '.join(outside) or 'offset out of range'} (OFFSET_OUT_OF_RANGE)", hint=hint)
 
 
 async def stop_offsets(

@@ -90,6 +90,7 @@ class GroupConsumer(Consumer):
         self._owned: dict[TopicIdPartition, TopicPartition] = {}  # exactly the partitions in `_partitions`
         self._ready: dict[TopicIdPartition, StartPosition] = {}  # to be added at the next poll
         self._committed: dict[TopicPartition, int] = {}  # offsets that the group is known to have
+        self._starts: dict[TopicPartition, int] = {}  # where each of `_partitions` began
         self._unprocessed: tuple[TopicPartition, int] | None = None  # the first record of the last poll
         self._looking_up: asyncio.Task[None] | None = None
         self._reconciling: asyncio.Task[None] | None = None
@@ -326,6 +327,7 @@ class GroupConsumer(Consumer):
             if key in self.membership.assigned and key not in self._owned:
                 self._owned[key] = partition
                 self._partitions[partition] = PartitionState(partition, offset)
+                self._starts[partition] = offset
                 if committed_offset is not None:
                     self._committed[partition] = committed_offset
                 added.append(partition)
@@ -344,6 +346,7 @@ class GroupConsumer(Consumer):
             state = self._partitions.pop(partition)
             state.seek(state.position)  # drops what was fetched
             self._committed.pop(partition, None)
+            del self._starts[partition]
         self._fetcher.assign(self._partitions.values())
 
     # Closing
@@ -364,7 +367,10 @@ class GroupConsumer(Consumer):
             await self.membership.leave()
 
     async def _commit_last(self, *, clean: bool) -> None:
-        """Commit processed records; after an error in the caller's block, without those of the last poll."""
+        """Commit processed records; after an error in the caller's block, without those of the last poll.
+
+        A partition without any is left out then: the log may not have the offset where it began.
+        """
         if clean and self._owned and self._on_revoke is not None:
             await self._on_revoke(list(self._owned.values()))
         if self._delivery != "at_least_once":
@@ -376,8 +382,10 @@ class GroupConsumer(Consumer):
         offsets = self.positions()
         if self._unprocessed is not None and self._unprocessed[0] in offsets:
             offsets[self._unprocessed[0]] = self._unprocessed[1]
-        with suppress(*FAILURES):
-            await self._commit(offsets)
+        offsets = {partition: offset for partition, offset in offsets.items() if offset != self._starts[partition]}
+        if offsets:
+            with suppress(*FAILURES):
+                await self._commit(offsets)
 
 
 def _check(topics: Sequence[str], pattern: str | None, delivery: Delivery) -> None:

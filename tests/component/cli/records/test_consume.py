@@ -83,6 +83,26 @@ def test_a_group_continues_where_it_stopped(shell: Shell, broker: BrokerThread, 
     groups_end(shell, "billing", "late", "all")
 
 
+def test_a_group_whose_offset_is_not_in_the_log(shell: Shell, orders: str) -> None:
+    shell("consume", "--group", "billing", orders, "-c", "3")
+    shell("topic", "trim", orders, "--to-offset", "8", "--yes")
+    lost = shell("consume", "--group", "billing", orders, "-e")
+    message, hint = lost.err.splitlines()[-2:]
+    assert (lost.code, lost.out) == (1, "")
+    assert message == "error: group billing is at offset 3 of orders-0, which has 8 to 10 (OFFSET_OUT_OF_RANGE)"
+    assert "-X auto.offset.reset=earliest" in hint and "levada group reset billing --to-earliest" in hint
+    assert shell("consume", "--group", "billing", orders, "-e", "-X", "auto.offset.reset=earliest").lines() == [
+        "8",
+        "9",
+    ]
+
+
+def test_a_group_does_not_commit_an_offset_that_it_could_not_read(shell: Shell, orders: str) -> None:
+    beyond = shell("consume", "--group", "billing", orders, "--from", "99", "-e")
+    assert beyond.code == 1 and "is at offset 99 of orders-0, which has 0 to 10" in beyond.err
+    assert len(shell("consume", "--group", "billing", orders, "-e").lines()) == 10
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_makes_a_member_commit_and_leave(
     shell: Shell, broker: BrokerThread, orders: str, number: signal.Signals
