@@ -1,8 +1,11 @@
 """Ends the JVM of a Spark whose start is interrupted."""
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from subprocess import Popen
+from types import FrameType
 from typing import Any
 
 
@@ -20,7 +23,8 @@ def jvm_killed_at_interrupt() -> Iterator[None]:
     start = gateway.Popen
 
     def recorded(*arguments: Any, **options: Any) -> "Popen[bytes]":
-        started.append(start(*arguments, **options))
+        with _signals_deferred():  # an exception in Popen would leave a process that nobody knows
+            started.append(start(*arguments, **options))
         return started[-1]
 
     gateway.Popen = recorded
@@ -33,3 +37,23 @@ def jvm_killed_at_interrupt() -> Iterator[None]:
         raise
     finally:
         gateway.Popen = start
+
+
+@contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Deliver SIGINT and SIGTERM after the block; Python handles signals in its main thread only."""
+    received: list[int] = []
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for deferred in received:
+            signal.raise_signal(deferred)
