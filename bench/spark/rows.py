@@ -49,6 +49,7 @@ KINDS = (
 # Key, title, job, shape, rows.
 OTHER_SHAPES = (
     ("read-1m", "read to noop, 1 MB", spark_jobs.read_to_noop, LARGE, 1_000),
+    ("write-1m", "write, 1 MB", spark_jobs.write, LARGE, 400),
     ("copy-1m", "topic to topic, 1 MB", spark_jobs.copy, LARGE, 400),
     ("read-200p", "read to noop, 100 B, 200 partitions", spark_jobs.read_to_noop, WIDE, 2_000_000),
     ("copy-200p", "topic to topic, 100 B, 200 partitions", spark_jobs.copy, WIDE, 1_000_000),

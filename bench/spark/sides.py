@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,8 @@ BATCHES_BYTES_MAX = 32 << 20  # of all of them, before compression
 WINDOW = 32  # requests under way
 TIMEOUT_S = 30.0
 LINE_BYTES = 100
+WRITTEN_BYTES = 256_000  # of the different values that Spark writes: lz4 looks back at most 64 KiB
+UNIT_BYTES = 1_000  # larger values repeat one of this size
 PADDING = '","agent":"Mozilla/5.0 (X11; Linux x86_64) Gecko/20100101 Firefox/140.0"}'
 
 
@@ -69,13 +71,12 @@ class Shape:
 
     @property
     def value_expression(self) -> str:
-        """The same in SQL, of a column `id`."""
-        page = """'","page":"/products/', id % 997"""
-        lines = (
-            f"""substr(concat('{{"user":"', hex(xxhash64(id, {line})), {page}, '{PADDING}'), 1, {LINE_BYTES})"""
-            for line in self._lines
-        )
-        return f"concat({', '.join(lines)})"
+        """One of a few such values in SQL, by a column `id`. They cost little: a row is about the connector."""
+        unit = replace(self, value_bytes=min(self.value_bytes, UNIT_BYTES))
+        count = max(2, WRITTEN_BYTES // self.value_bytes)
+        values = ", ".join(f"'{unit.value(number).decode()}'" for number in range(count))
+        chosen = f"element_at(array({values}), cast(id % {count} AS int) + 1)"
+        return f"repeat({chosen}, {self.value_bytes // unit.value_bytes})" if unit != self else chosen
 
     @property
     def _lines(self) -> range:

@@ -36,6 +36,7 @@ _HEADER = Struct(">hhih")
 
 Response = TypeVar("Response")
 Allocate = Callable[[int], memoryview]  # writable, of so many bytes
+Body = bytes | bytearray | memoryview | list[bytearray | memoryview]  # of a request; parts are not joined
 MALFORMED = (ValueError, IndexError, StructError)  # raised by the reader of a malformed response
 
 
@@ -139,7 +140,7 @@ class Connection(asyncio.BufferedProtocol):
         self,
         api_key: int,
         version: int,
-        body: bytes | bytearray | memoryview,
+        body: Body,
         *,
         timeout_s: float,
         flexible: bool = True,
@@ -156,13 +157,11 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             timer.cancel()
 
-    async def send_without_response(
-        self, api_key: int, version: int, body: bytes | bytearray | memoryview, *, flexible: bool = True
-    ) -> None:
+    async def send_without_response(self, api_key: int, version: int, body: Body, *, flexible: bool = True) -> None:
         """Send a request that has no response: Produce with acks=0."""
         await self._write(api_key, version, body, flexible)
 
-    async def _write(self, api_key: int, version: int, body: bytes | bytearray | memoryview, flexible: bool) -> int:
+    async def _write(self, api_key: int, version: int, body: Body, flexible: bool) -> int:
         while not self.closed and not self._writable.is_set():
             await self._writable.wait()
         if self.closed or self._transport is None:
@@ -171,9 +170,9 @@ class Connection(asyncio.BufferedProtocol):
         header = _HEADER.pack(api_key, version, correlation_id, len(self._client_id)) + self._client_id
         if flexible:
             header += b"\0"
-        head = _SIZE.pack(len(header) + len(body)) + header
         # asyncio's transports since Python 3.12 keep an empty chunk for ever, and so never close.
-        self._transport.writelines((head, body) if body else (head,))
+        parts = [part for part in (body if isinstance(body, list) else [body]) if part]
+        self._transport.writelines([_SIZE.pack(len(header) + sum(map(len, parts))) + header, *parts])
         return correlation_id
 
     def parse(self, read: Callable[[memoryview], Response], body: memoryview) -> Response:

@@ -23,6 +23,7 @@ LIST_OFFSETS = Api("list_offsets", 2, range(6, 12))
 INIT_PRODUCER_ID = Api("init_producer_id", 22, range(2, 6))
 
 TOPIC_IDS_FROM = 13
+COPIED_BYTES_MAX = 8 << 10  # smaller batches are copied into a Produce request, which is cheaper than a part of its own
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3  # in place of a timestamp
 
 _ACKS_TIMEOUT = Struct(">hi")
@@ -98,23 +99,28 @@ def write_produce(
     batches: Mapping[TopicPartition, bytes | bytearray | memoryview],
     topics: Topics,
     transactional_id: str | None = None,
-) -> bytearray:
-    """A Produce request with one batch for each partition."""
-    body = bytearray(b"\0" if transactional_id is None else encode_nullable_string(transactional_id.encode(), True))
-    body += _ACKS_TIMEOUT.pack(acks, timeout_ms)
+) -> list[bytearray | memoryview]:
+    """The parts of a Produce request with one batch for each partition; large batches are parts, and not copied."""
+    part = bytearray(b"\0" if transactional_id is None else encode_nullable_string(transactional_id.encode(), True))
+    parts: list[bytearray | memoryview] = [part]
+    part += _ACKS_TIMEOUT.pack(acks, timeout_ms)
     grouped = by_topic(batches)
-    body += encode_array_length(len(grouped), True)
+    part += encode_array_length(len(grouped), True)
     for topic, partitions in grouped:
-        body += _topic_bytes(version, topic, topics)
-        body += encode_array_length(len(partitions), True)
+        part += _topic_bytes(version, topic, topics)
+        part += encode_array_length(len(partitions), True)
         for partition in partitions:
             batch = batches[partition]
-            body += _INT.pack(partition.partition) + encode_uvarint(len(batch) + 1)
-            body += batch
-            body += b"\0"
-        body += b"\0"
-    body += b"\0"
-    return body
+            part += _INT.pack(partition.partition) + encode_uvarint(len(batch) + 1)
+            if len(batch) < COPIED_BYTES_MAX:
+                part += batch
+            else:
+                part = bytearray()
+                parts += (memoryview(batch), part)
+            part += b"\0"
+        part += b"\0"
+    part += b"\0"
+    return parts
 
 
 def read_produce(version: int, body: memoryview, topics: Topics) -> dict[TopicPartition, ProducedPartition]:

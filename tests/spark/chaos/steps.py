@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, InputPartition, 
 from levada.spark.read.options import read_options
 from levada.spark.read.stream import StreamReader
 from levada.spark.source import LevadaDataSource
-from levada.spark.write import transactions
+from levada.spark.write import driver, transactions
 from levada.spark.write.sink import stream_writer
 from levada.spark.write.task import RowWriter
 
@@ -78,11 +78,11 @@ class ChaosWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         meet(self._folder, "called")
-        self._watch(transactions, "read_last_commit", "locked")
-        self._watch(transactions, "_fence_all", "held", after=True)
-        self._watch(transactions, "append_commit", "committing")
-        self._watch(transactions, "append_commit", "committed", after=True)
-        self._watch(transactions, "_commit", "ended one", after=True)
+        self._watch(driver, "_fence_all", "locked")
+        self._watch(driver, "_fence_all", "held", after=True)
+        self._watch(driver, "append_commit", "committing")
+        self._watch(driver, "append_commit", "committed", after=True)
+        self._watch(driver, "_commit", "ended one", after=True)
         self._writer.commit(messages, batchId)  # type: ignore[arg-type]
         meet(self._folder, "ended all")
 

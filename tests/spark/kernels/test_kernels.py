@@ -1,4 +1,7 @@
-"""Kernels stay within their arrays, and are compiled once for all workers; without a usable cache they work too."""
+"""Kernels stay within their arrays, and are compiled once for all workers; without a usable cache they work too.
+
+The program that the tests start also checks that kernels count no references.
+"""
 
 import os
 import subprocess

@@ -56,6 +56,17 @@ def test_small_ranges_are_read_together_and_big_ones_are_not() -> None:
     assert found == [(ranges[1],), (ranges[0], ranges[2])]
 
 
+def test_many_partitions_share_tasks_and_few_do_not() -> None:
+    def tasks(partitions: int, size: int) -> int:
+        ranges = [OffsetRange(TopicPartition("a", number), 0, size) for number in range(partitions)]
+        return len(plan_tasks(ranges, {one.partition: 1 for one in ranges}, SplitOptions(split_bytes=64 << 20)))
+
+    assert tasks(200, 600_000) == 17
+    assert tasks(8, 2 << 20) == 8
+    assert tasks(1_000, 2 << 20) == 250
+    assert tasks(1_000, 100) == 16  # by the number of ranges in a task
+
+
 def test_min_partitions_makes_more_tasks_also_of_little() -> None:
     found = plan_tasks([OffsetRange(A, 0, 90), OffsetRange(B, 0, 10)], {}, EASY._replace(min_partitions=10))
     assert len(found) == 10

@@ -78,20 +78,24 @@ def test_streams_add_no_name_to_the_map_they_share(spark: "SparkSession", broker
 
 
 SESSIONS = """
+import os
+import sys
 from pyspark.sql import SparkSession
 from tests.spark.session.test_session import shared_by_streams
 from levada.spark import session
 from levada.spark.session.session import SETTINGS, STREAM_VARIABLES
 
 BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-for make in (session, SparkSession.builder.master("local[1]").getOrCreate):
+os.environ["PYSPARK_PYTHON"] = sys.executable  # in which workers find the data source
+of_spark = SparkSession.builder.master("local[1]").getOrCreate
+for make, batch_bytes in ((of_spark, "67108864b"), (session, "2097152")):
     spark = make()
-    settings = dict(spark.conf.getAll) | {name: spark.conf.get(name) for name in SETTINGS}
+    settings = dict(spark.conf.getAll) | {name: spark.conf.get(name, None) for name in SETTINGS}
     prepared = session()
     assert prepared is spark
     for name, value in settings.items():
-        assert spark.conf.get(name) == value, name
-    assert spark.conf.get(BATCH_BYTES) == "67108864b", make
+        assert spark.conf.get(name, None) == value, name
+    assert spark.conf.get(BATCH_BYTES) == batch_bytes, make
     for one in (prepared, prepared.newSession()):
         assert STREAM_VARIABLES.keys() <= shared_by_streams(one).keys(), make
     spark.stop()

@@ -10,7 +10,7 @@ from pyspark import TaskContext
 from pyspark.sql.types import ArrayType, BinaryType, DataType, StringType, StructField, StructType
 from tests.support.reading import read_committed
 
-from levada.spark.write import transactions
+from levada.spark.write import driver
 from levada.spark.write.jobs import batch_writer
 from levada.spark.write.sink import BATCH_ID, QUERY_ID, RUN_ID, TaskCommit, stream_writer
 from levada.testing import EmbeddedBroker
@@ -50,13 +50,13 @@ class Killed(BaseException):
 
 @contextmanager
 def killed_at(step: str) -> Iterator[None]:
-    """A driver that dies as it comes to a step of `transactions`."""
+    """A driver that dies as it comes to a step of `driver`."""
 
     async def dies(*_: object, **__: object) -> None:
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transactions, step, dies)
+        patch.setattr(driver, step, dies)
         with pytest.raises(Killed):
             yield
 
@@ -71,7 +71,7 @@ class Query:
         self._options = options
         self._runs = 0
 
-    def _writer(self) -> Any:
+    def writer(self) -> Any:
         given = {"kafka.bootstrap.servers": self.bootstrap, "topic": self.topic}
         return stream_writer(
             given | {name: str(value) for name, value in self._options.items()}, structs(**PLAIN), False
@@ -89,14 +89,14 @@ class Query:
         """The same, with Arrow batches."""
         properties = {QUERY_ID: self.name, BATCH_ID: str(batch), RUN_ID: f"{self.name}-{self._runs}"}
         with task(partition, **properties):
-            written: TaskCommit = self._writer().write(batches)
+            written: TaskCommit = self.writer().write(batches)
         return written
 
     def commit(self, batch: int, *messages: TaskCommit | None) -> None:
-        self._writer().commit(list(messages), batch)
+        self.writer().commit(list(messages), batch)
 
     def abort(self, batch: int, *messages: TaskCommit | None) -> None:
-        self._writer().abort(list(messages), batch)
+        self.writer().abort(list(messages), batch)
 
     def visible(self) -> list[str]:
         return visible(self.bootstrap, self.topic)

@@ -9,7 +9,7 @@ between any two steps, unless a driver has fenced them.
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from levada.client.producer.transactions import PreparedTransaction
 from levada.core.transactions.machine import (
@@ -26,6 +26,7 @@ from levada.spark.write.commit_protocol import (
     NO_COMMIT,
     UNKNOWN_CONTENT,
     BatchContent,
+    CommitPlan,
     CommitRecord,
     plan_commit,
 )
@@ -60,6 +61,17 @@ class Bugs:
     believes: bool = False  # a driver takes a commit for finished before it is
     keeps_timeouts: bool = False  # a driver commits transactions that may time out
     uncounted: bool = False  # a batch that was committed is skipped, however many rows it has now
+
+
+class Kept(NamedTuple):
+    """What a driver keeps of the batch before: a commit whose transactions have ended, and its own epoch, 0 if none."""
+
+    ended: CommitRecord
+    epoch: int
+
+
+def _ends(plan: CommitPlan) -> list[tuple[str, bool]]:
+    return [(name, True) for name in plan.commit] + [(name, False) for name in plan.abort]
 
 
 @dataclass
@@ -190,39 +202,52 @@ class World:
         returned[partition] = PreparedTransaction(name, *client)
 
     def end_batch(
-        self, batch: int, written: list[PreparedTransaction], failed: bool, ended: CommitRecord
-    ) -> Generator[None, None, CommitRecord]:
-        """As `transactions.end_batch`; `ended` is a commit whose transactions are known to have ended."""
-        yield
-        self.driver_epoch += 1
-        epoch = self.driver_epoch
-        yield
-        last = self.last()
-        yield
-        names = set(self.open())
+        self, batch: int, written: list[PreparedTransaction], failed: bool, kept: Kept
+    ) -> Generator[None, None, Kept]:
+        """As `driver.end_batch`; `kept` is what this driver knows of the batch before."""
+        made = None
+        if kept.epoch and kept.ended.batch == batch - 1 and not failed:
+            with suppress(Dead, KafkaError):
+                made = yield from self._append(batch, written, failed, kept.ended, kept)
+        if made is None or made[0].conflict:
+            yield
+            self.driver_epoch += 1
+            kept = Kept(kept.ended, self.driver_epoch)
+            yield
+            made = yield from self._append(batch, written, failed, self.last(), kept)
+        plan, fenced = made
+        yield from self._end(_ends(plan), fenced, plan.record)
+        if plan.conflict:
+            self.refused = True
+            raise Dead
+        return Kept(plan.record, kept.epoch)
+
+    def _append(
+        self, batch: int, written: list[PreparedTransaction], failed: bool, last: CommitRecord, kept: Kept
+    ) -> Generator[None, None, tuple[CommitPlan, dict[str, Any]]]:
         fenced = {}
+        known: set[str] = set()
         if not self.bugs.listed_only:
-            names |= {one.transactional_id for one in written}
-            names |= {one.transactional_id for one in (last.prepared if last != ended else ())}
-        for name in sorted(names):
+            known |= {one.transactional_id for one in written}
+            known |= {one.transactional_id for one in (last.prepared if last != kept.ended else ())}
+        for name in sorted(known):
+            yield
+            fenced[name] = self.fence(name, two_phase=not failed and not self.bugs.keeps_timeouts)
+        yield
+        for name in sorted(set(self.open()) - known):
             yield
             fenced[name] = self.fence(name, two_phase=not failed and not self.bugs.keeps_timeouts)
         ongoing = {name: one for name, (_, one) in fenced.items() if one is not None}
         seen = {one.transactional_id: one for one in written} if self.bugs.no_fence else ongoing
         content = UNKNOWN_CONTENT if self.bugs.uncounted else BatchContent(self.plans[batch])
         plan = plan_commit(last, batch, written, ongoing | seen, content=content, failed=failed)
-        ends = [(name, True) for name in plan.commit] + [(name, False) for name in plan.abort]
         if self.bugs.abort_first:
-            yield from self._end([one for one in ends if not one[1]], fenced, plan.record)
+            yield from self._end([one for one in _ends(plan) if not one[1]], fenced, plan.record)
         yield
-        if epoch != self.driver_epoch and not self.bugs.no_driver_fence:
+        if kept.epoch != self.driver_epoch and not self.bugs.no_driver_fence:
             raise Dead
         self.commit_log.append(plan.record)
-        yield from self._end(ends, fenced, plan.record)
-        if plan.conflict:
-            self.refused = True
-            raise Dead
-        return plan.record
+        return plan, fenced
 
     def _end(self, ends: list[tuple[str, bool]], fenced: dict[str, Any], record: CommitRecord) -> Steps:
         committing = {one.transactional_id: one for one in record.prepared}
@@ -255,7 +280,7 @@ class World:
 
         A batch that fails is aborted and ends the query.
         """
-        ended = NO_COMMIT
+        kept = Kept(NO_COMMIT, 0)
         while len(self.commits) < batches:
             batch = max(self.commits, default=-1) + 1
             self.plans.setdefault(batch, self.available)
@@ -269,14 +294,14 @@ class World:
             written = [one for one in returned.values() if one is not None]
             if fails():
                 with suppress(Moving):
-                    yield from self.end_batch(batch, written, failed=True, ended=ended)
+                    yield from self.end_batch(batch, written, failed=True, kept=kept)
                 raise Dead
             while True:
                 try:
-                    ended = yield from self.end_batch(batch, written, failed=False, ended=ended)
+                    kept = yield from self.end_batch(batch, written, failed=False, kept=kept)
                     break
                 except Moving:  # brokers are waited for
-                    ended = self.last() if self.bugs.believes else ended
+                    kept = Kept(self.last() if self.bugs.believes else NO_COMMIT, 0)
                     yield
             yield
             self.commits.add(batch)

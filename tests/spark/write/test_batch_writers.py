@@ -17,7 +17,7 @@ from levada.spark.errors import CommitRefused, OptionError
 from levada.spark.formats.decoder import HEADERS_TYPE
 from levada.spark.options import declared
 from levada.spark.source import LevadaDataSource
-from levada.spark.write import transactions
+from levada.spark.write import driver
 from levada.spark.write.jobs import batch_writer
 from levada.spark.write.options import ColumnError, JobOptions, StreamOptions
 from levada.spark.write.sink import stream_writer
@@ -215,7 +215,7 @@ def test_a_version_whose_driver_died_after_it_was_committed_is_finished(
     job = Job(broker, **named)
     message = job.attempt(rows("a", "b"))
     with monkeypatch.context() as patch:
-        patch.setattr(transactions, "_commit", killed)
+        patch.setattr(driver, "_commit", killed)
         with pytest.raises(Killed):
             job.writer.commit([message])
     assert visible(broker.bootstrap, topic) == []
@@ -233,7 +233,7 @@ def test_a_committed_version_is_finished_by_the_next_ones(
     topic = broker.topic(partitions=2)
     named: dict[str, object] = {"topic": topic, "txnAppId": topic}
     with monkeypatch.context() as patch:
-        patch.setattr(transactions, "_commit", killed)
+        patch.setattr(driver, "_commit", killed)
         for version in range(3):
             with pytest.raises(Killed):
                 Job(broker, **named, txnVersion=version).run(rows(f"v{version}"))

@@ -22,9 +22,9 @@ from levada.client.producer.transactions import PreparedTransaction
 from levada.errors import KafkaError
 from levada.spark import blocking
 from levada.spark.errors import CommitRefused
-from levada.spark.write import transactions
+from levada.spark.write import driver, transactions
 from levada.spark.write.commit_log import append_commit, read_last_commit
-from levada.spark.write.commit_protocol import CommitRecord
+from levada.spark.write.commit_protocol import BatchContent, CommitRecord
 from levada.spark.write.sink import TaskCommit
 from levada.spark.write.transactions import driver_transactional_id, task_transactional_id
 from levada.testing import EmbeddedBroker
@@ -45,7 +45,7 @@ def coordinators_that_move() -> Iterator[None]:
         return []
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transactions, "_open_transactions", silent)
+        patch.setattr(transactions, "open_transactions", silent)
         yield
 
 
@@ -67,6 +67,8 @@ def test_what_a_task_leaves_for_the_driver_crosses_processes(query: Query) -> No
 def test_a_driver_that_dies_at_a_step_is_followed_by_one_that_does_the_rest(query: Query, step: str) -> None:
     query.commit(0, query.attempt(0, "a"))
     messages = [query.attempt(1, "bc"), query.attempt(1, "d", partition=1)]
+    if step == "read_last_commit":
+        blocking.close()  # another process, which has to read it
     with killed_at(step):
         query.commit(1, *messages)
     assert query.visible() == ["a"]
@@ -117,6 +119,50 @@ def test_a_commit_record_names_what_its_coordinator_has_forgotten(query: Query) 
     query.commit(1, query.attempt(1, "b"))
     assert query.visible() == ["b"]
     assert forgotten not in Shell(query.bootstrap)("txn", "list", "--open").out
+
+
+def test_a_driver_that_goes_on_takes_nothing_over_and_reads_nothing_again(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query.commit(0, query.attempt(0, "a"))
+    monkeypatch.setattr(driver, "_take_over", None)
+    query.commit(1, query.attempt(1, "b"), query.attempt(1, "c", partition=1))
+    query.commit(2, query.attempt(2, "d"))
+    assert query.visible() == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("rows_now", ["b", "bc"])
+def test_a_driver_that_goes_on_finds_what_another_driver_has_committed(query: Query, rows_now: str) -> None:
+    query.commit(0, query.attempt(0, "a"))
+
+    async def other_driver(written: TaskCommit) -> None:
+        async with Client(query.bootstrap) as client:
+            assert written.prepared is not None
+            await driver.end_batch(client, query.name, 1, [written.prepared], content=BatchContent(written.rows))
+
+    blocking.run(other_driver(query.attempt(1, "b")))
+    mine = query.attempt(1, rows_now)
+    with nullcontext() if rows_now == "b" else pytest.raises(CommitRefused, match="has 2 rows now and had 1"):
+        query.commit(1, mine)
+    assert query.visible() == ["a", "b"]
+    query.commit(2, query.attempt(2, "d"))
+    assert query.visible() == ["a", "b", "d"]
+
+
+def test_a_driver_that_starts_settles_what_an_earlier_one_left(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """When Spark plans its first batch, before any task runs."""
+    name = f"query-{next(NUMBERS)}"
+    (tmp_path / "metadata").write_text(json.dumps({"id": name}))
+    query = Query(broker.bootstrap, name, broker.topic(partitions=2), checkpointLocation=str(tmp_path))
+    with killed_at("_commit"):
+        query.commit(0, query.attempt(0, "a"))
+    query.attempt(1, "b")
+    assert query.visible() == []
+    pickle.dumps(query.restarted().writer())
+    assert query.visible() == ["a"]
+    assert name not in Shell(query.bootstrap)("txn", "list", "--open").out
+    query.commit(1, query.attempt(1, "c"))
+    assert query.visible() == ["a", "c"]
 
 
 def test_a_batch_does_not_look_for_what_the_one_before_has_ended(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,12 +100,16 @@ def test_metadata_response(api: Api, version: int) -> None:
             )
 
 
+@pytest.mark.parametrize("size", [200, data.COPIED_BYTES_MAX])
 @pytest.mark.parametrize("transactional_id", [None, "billing-1"])
 @pytest.mark.parametrize(("api", "version"), versions(data.PRODUCE))
-def test_produce_request(api: Api, version: int, transactional_id: str | None) -> None:
-    batches = {partition: bytes([partition.partition]) * 200 for partition in PARTITIONS}
-    body = data.write_produce(version, -1, 1_234, batches, TOPICS, transactional_id)
-    request = as_kio_reads(api, version, body)
+def test_produce_request(api: Api, version: int, transactional_id: str | None, size: int) -> None:
+    """Large batches are parts of their own: nothing copies them."""
+    batches = {partition: bytes([partition.partition]) * size for partition in PARTITIONS}
+    parts = data.write_produce(version, -1, 1_234, batches, TOPICS, transactional_id)
+    uncopied = {id(part.obj) for part in parts if isinstance(part, memoryview)}
+    assert uncopied == ({id(batch) for batch in batches.values()} if size > 200 else set())
+    request = as_kio_reads(api, version, b"".join(parts))
     assert (request.acks, request.timeout.total_seconds()) == (-1, 1.234)
     assert request.transactional_id == transactional_id
     sent = {

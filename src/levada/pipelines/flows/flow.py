@@ -15,7 +15,7 @@ from pyspark.sql.utils import is_remote
 from levada.pipelines.errors import PipelineError
 from levada.pipelines.lake.files import Files
 from levada.pipelines.runs.queries import RunningPipeline
-from levada.pipelines.runs.run import Run, default_directory, save_arguments
+from levada.pipelines.runs.run import default_checkpoint, save_arguments
 from levada.pipelines.topics import create_topics, earliest_offsets
 from levada.spark.errors import OptionError
 
@@ -38,7 +38,7 @@ class QueryOptions(NamedTuple):
 
     name: str
     bootstrap: str = BOOTSTRAP
-    checkpoint: str | None = None  # by default that of the run of this name
+    checkpoint: str | None = None  # by default `default_checkpoint`
     once: bool = False
     every: str = "5 seconds"
     mode: str = "append"
@@ -113,7 +113,7 @@ def to_records(result: Result) -> DataFrame:
 def start(results: Sequence[Result], options: QueryOptions) -> RunningPipeline:
     """Start the streaming query; with `once` it ends when all available records are processed."""
     records = _union(results)
-    checkpoint = options.checkpoint or Run(default_directory(), options.name).checkpoint
+    checkpoint = options.checkpoint or default_checkpoint(records.sparkSession, options.name)
     if options.arguments is not None and not is_remote():  # Spark Connect cannot reach the checkpoint's files
         save_arguments(Files(records.sparkSession, checkpoint), options.arguments, options.name)
     create_topics(options.bootstrap, [result.topic for result in results])

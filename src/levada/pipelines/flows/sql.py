@@ -21,7 +21,7 @@ from levada.pipelines.flows.flow import QueryOptions, Result
 from levada.pipelines.flows.sql_text import check_query, reads_its_results, reads_no_topic, run_name
 from levada.pipelines.lake.files import Files
 from levada.pipelines.runs.queries import RunningPipeline
-from levada.pipelines.runs.run import Run, default_directory, load_arguments
+from levada.pipelines.runs.run import default_checkpoint, load_arguments
 from levada.pipelines.topics import connection, create_topics, logs_of
 from levada.spark.errors import OptionError
 from levada.spark.session.session import session_or
@@ -75,7 +75,7 @@ def sql(
     check_durations(every=every)
     check_query(query, to, watermarks or {})
     spark, name = session_or(spark), name or run_name(to)
-    checkpoint = checkpoint or Run(default_directory(), name).checkpoint
+    checkpoint = checkpoint or default_checkpoint(spark, name)
     known = load_arguments(Files(spark, checkpoint))
     tables = Tables(spark, bootstrap, options, dead_letters, notify)
     tables.schemas = dict(known["schemas"] if known else {}) | dict(schemas or {})

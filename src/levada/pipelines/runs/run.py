@@ -19,13 +19,17 @@ import signal
 import time
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from levada.pipelines.errors import PipelineError, RunError
 from levada.pipelines.lake.files import Files
 from levada.pipelines.runs.progress import Progress
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+CHECKPOINT_LOCATION = "spark.sql.streaming.checkpointLocation"
 POLL_SECONDS = 0.1
 LOCK_TRIES = 5  # POLL_SECONDS apart
 REQUIRED_FIELDS: Mapping[str, Mapping[str, Any]] = {
@@ -58,6 +62,16 @@ def default_directory() -> str:
     """Where runs are kept by default."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return os.environ.get("LEVADA_PIPELINES") or os.path.join(state, "levada", "pipelines")
+
+
+def default_checkpoint(spark: "SparkSession", name: str) -> str:
+    """Where a run's checkpoint is by default: below the checkpoint location of the session, if it has one.
+
+    A session on a cluster has one that all machines reach.
+    """
+    own = Run(default_directory(), name).checkpoint
+    location = spark.conf.get(CHECKPOINT_LOCATION, None)
+    return f"{location.rstrip('/')}/{name}" if location else own
 
 
 class Run:

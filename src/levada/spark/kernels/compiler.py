@@ -26,7 +26,9 @@ BATCHES = types.Array(types.int64, 2, "C")
 INT = types.int64
 
 _njit: Any = numba.njit
-_options = {"nogil": True, "error_model": "numpy"}
+# The caller holds the arrays during a call, so a kernel counts no references: atomic operations for each row would cost
+# more than the rest of a small row. Such a kernel cannot allocate arrays.
+_options = {"nogil": True, "error_model": "numpy", "_nrt": False}
 
 
 def kernel(*arguments: Any, returns: Any = types.void) -> Callable[[Function], Function]:

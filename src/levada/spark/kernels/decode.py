@@ -1,8 +1,8 @@
 """Kernels over records: varints in, Arrow buffers out, without a Python object for any record.
 
-The code runs without bounds checks, so every length is checked against the remaining bytes before anything is read.
-The caller allocates as many rows as the headers of the batches claim, and as many bytes for keys and for values as the
-batches have.
+The code runs without bounds checks and without reference counts, so every length is checked against the remaining bytes
+before anything is read. The caller allocates as many rows as the headers of the batches claim, and as many bytes for
+keys and for values as the batches have.
 """
 
 from typing import Any, NamedTuple

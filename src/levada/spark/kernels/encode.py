@@ -1,7 +1,8 @@
 """Kernels over rows: Arrow buffers in, records out.
 
 Sizes are computed first, so that all batches are written into one buffer of exactly the right size. Nothing is checked
-while it is written: the caller guarantees that the cells lie within their data.
+while it is written, and no references are counted: the caller holds the arrays and guarantees that the cells lie within
+their data.
 """
 
 from typing import Any, NamedTuple

@@ -13,7 +13,11 @@ from levada.model import TopicPartition
 from levada.spark.read.offsets import Offsets
 
 BYTES_PER_OFFSET_DEFAULT = 1_000.0  # where a broker does not report the size of a log
-SMALL_BYTES = 1 << 20  # smaller ranges share a task: a task costs more than reading them
+# Ranges share a task up to SMALL_BYTES, because a task costs more than reading them; and if that still leaves more than
+# SHARING_TASKS tasks, up to SHARED_BYTES_MAX.
+SMALL_BYTES = 1 << 20
+SHARED_BYTES_MAX = 8 << 20
+SHARING_TASKS = 16
 RANGES_PER_TASK_MAX = 64
 
 
@@ -75,7 +79,8 @@ def plan_tasks(ranges: Iterable[OffsetRange], sizes: BytesPerOffset, options: Sp
         pieces += _split(one, min(count, one.offsets))
     if options.min_partitions or options.max_records:
         return [(piece,) for piece in pieces]
-    return _bundle(pieces, sizes, min(SMALL_BYTES, options.split_bytes))
+    shared = sum(_bytes(piece, sizes) for piece in pieces) / SHARING_TASKS
+    return _bundle(pieces, sizes, min(max(SMALL_BYTES, shared), SHARED_BYTES_MAX, options.split_bytes))
 
 
 def rate_limit(
@@ -122,7 +127,7 @@ def _split(one: OffsetRange, count: int) -> list[OffsetRange]:
     return [one._replace(start=low, end=high) for low, high in pairwise(edges) if low < high]
 
 
-def _bundle(pieces: Sequence[OffsetRange], sizes: BytesPerOffset, small: int) -> list[TaskRanges]:
+def _bundle(pieces: Sequence[OffsetRange], sizes: BytesPerOffset, small: float) -> list[TaskRanges]:
     """Large ranges alone, small ones together."""
     tasks: list[TaskRanges] = [(piece,) for piece in pieces if _bytes(piece, sizes) >= small]
     bundle: list[OffsetRange] = []

@@ -12,6 +12,10 @@ Tasks leave their transactions open. Only a driver ends transactions, in these s
    id. With this append the batch is committed.
 5. It ends the fenced transactions, according to that record.
 
+A driver that has committed the batch before keeps its producer and that record, and leaves out steps 1 and 2: if
+another driver has come since, the append (4) fails, and the driver begins with step 1. Until the append succeeds it has
+ended nothing.
+
 Why a committed transaction is never aborted: a driver that aborts has fenced the transaction (3), then appended to
 the commit log (4), and then aborts (5). Another driver's commit record was either written before this driver took
 over the driver transactional id, and step 2 has read it; or by a driver that took it over after the append (4), and

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from levada.spark import blocking
 from levada.spark.errors import CommitRefused, OptionError, spark_callback, warn
-from levada.spark.write import transactions
+from levada.spark.write import driver, transactions
 from levada.spark.write.commit_protocol import BatchContent, CommitRecord
 from levada.spark.write.digest import RowsDigest, sum_digests
 from levada.spark.write.options import REFUSE, JobOptions, check_columns, job_options
@@ -125,4 +125,4 @@ class JobWriter(Writer, DataSourceArrowWriter):
         client = self._client()
         if not committed:  # open transactions time out: no long wait for brokers that never responded
             blocking.connect(client, self._options.probe_policy)
-        blocking.run(transactions.end_job(client, self._job, prepared_transactions(messages), committed=committed))
+        blocking.run(driver.end_job(client, self._job, prepared_transactions(messages), committed=committed))

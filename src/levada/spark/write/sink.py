@@ -7,6 +7,7 @@ A stream with exactly_once leaves the transactions of its tasks open, and the dr
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,9 +19,9 @@ from levada.client.producer.sender import init_producer_id
 from levada.client.producer.transactions import PreparedTransaction
 from levada.client.retry import RetryPolicy
 from levada.spark import blocking
-from levada.spark.errors import EXPLAINED, CommitRefused, spark_callback
-from levada.spark.worker import QuickAck, is_input_closed
-from levada.spark.write import transactions
+from levada.spark.errors import EXPLAINED, CommitRefused, spark_callback, warn
+from levada.spark.worker import QuickAck, is_input_closed, retain_freed_memory
+from levada.spark.write import driver, transactions
 from levada.spark.write.checkpoint import checkpoint_location, has_authority, offsets_digest, query_id, spark_option
 from levada.spark.write.commit_protocol import UNKNOWN_CONTENT, UNKNOWN_RUN, BatchContent, CommitPlan, QueryRun
 from levada.spark.write.options import EXACTLY_ONCE, SKIP, StreamOptions, WriteOptions, check_columns, stream_options
@@ -44,6 +45,7 @@ CONTINUOUS_UNSUPPORTED = (
 TASK_BUFFER_BYTES = 64 << 10
 
 _checked: set[tuple[str, ...]] = set()  # runs of queries whose last commit this process has read
+_settled: set[tuple[str, str]] = set()  # servers and checkpoints of queries whose earlier drivers left nothing open
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ class Writer(QuickAck):
 
         The transactions of the query, if it has a name, are renewed meanwhile, also while the first row is computed.
         """
+        retain_freed_memory()
         batches = (batch for batch in batches if batch.num_rows)
         with self._renewed(query):
             first = next(batches, None)
@@ -168,9 +171,7 @@ class Writer(QuickAck):
         """Commit or abort a batch from the driver; may be repeated, and does what is left then."""
         written, policy = prepared_transactions(messages), self._options.retry_policy
         return self._call(
-            lambda client: transactions.end_batch(
-                client, query, batch, written, content=content, run=run, failed=failed
-            ),
+            lambda client: driver.end_batch(client, query, batch, written, content=content, run=run, failed=failed),
             # The tasks of a batch that succeeded have reached the brokers; those of a failed one may not have.
             policy if failed else policy._replace(bootstrap_timeout_ms=None),
         )
@@ -191,8 +192,10 @@ class StreamWriter(Writer, DataSourceStreamArrowWriter):
     def __getstate__(self) -> dict[str, Any]:
         """Spark makes a writer to plan a batch and another one to commit or abort it; it pickles only the first.
 
-        That one registers the schemas. A commit or abort must not fail because a registry is down.
+        That one ends what an earlier driver left, and registers the schemas. A commit or abort must not fail because a
+        registry is down.
         """
+        self._settle()
         if self._schema is not None:
             schema, self._schema = self._schema, None
             try:
@@ -252,19 +255,34 @@ class StreamWriter(Writer, DataSourceStreamArrowWriter):
         if plan.conflict is not None and not failed:
             raise CommitRefused(f"batch {batch} of query {query}: {plan.conflict}")
 
-    def _abort_open(self, batch: int) -> None:
-        """Abort the transactions of a batch without a message of a task, which would name the query.
+    def _settle(self) -> None:
+        """Once in a process, before tasks of the query run: readers need not wait for the end of the first batch."""
+        key = (self._options.bootstrap, self._checkpoint)
+        if not self._is_exactly_once or key in _settled:
+            return
+        try:
+            for query in self._queries():
+                self._request(partial(driver.settle, query=query))
+        except EXPLAINED as error:
+            warn(f"transactions that an earlier run of the query left open end with its next batch: {error}")
+        _settled.add(key)
 
-        The query is found in the checkpoint, or in the commit log if Python cannot read the checkpoint and its location
-        is that of one file system, whichever cluster uses it. Otherwise the transactions time out.
+    def _abort_open(self, batch: int) -> None:
+        """Abort the transactions of a batch without a message of a task, which would name the query."""
+        for query in self._queries():
+            self._end_batch(query, batch, (), failed=True)
+
+    def _queries(self) -> list[str]:
+        """The query of the checkpoint, or those in the commit log.
+
+        The log is read if Python cannot read the checkpoint and its location is that of one file system, whichever
+        cluster uses it. Without both there is none, and open transactions time out.
         """
         location = self._checkpoint
         query = query_id(location)
-        queries = [query] if query else []
         if not query and has_authority(location):
-            queries = self._request(lambda client: transactions.find_queries(client, location))
-        for one in queries:
-            self._end_batch(one, batch, (), failed=True)
+            return self._request(lambda client: transactions.find_queries(client, location))
+        return [query] if query else []
 
 
 def prepared_transactions(messages: Sequence[WriterCommitMessage | None]) -> list[PreparedTransaction]:

@@ -1,6 +1,6 @@
 """Writes the rows of a task: joins small Arrow batches, groups them by topic, encodes and sends them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -27,7 +27,9 @@ from levada.spark.write.topics import partition_count
 if TYPE_CHECKING:
     from levada.client.client import Client
 
-PIECE_BYTES = 2 << 20  # encoded at once: large enough for batches of many partitions
+PIECE_BYTES = 1 << 20  # encoded at once; a larger Arrow batch is encoded by itself, which saves a copy
+PARTITION_BYTES = 16 << 10  # encoded at once for each partition, if there are many,
+PIECE_BYTES_MAX = 16 << 20  # up to this
 PIECE_ROWS = 100_000
 
 # What a user can do about an error of the broker.
@@ -69,7 +71,7 @@ class RowWriter:
     def write(self, batches: Iterable[Any]) -> None:
         """Write all rows; they are stored when this returns."""
         try:
-            for piece in pieces(batches):
+            for piece in pieces(batches, self._piece_bytes):
                 self.rows += piece.num_rows
                 for topic, part in self._by_topic(piece):
                     self._write(topic, part)
@@ -79,6 +81,10 @@ class RowWriter:
             if isinstance(failure, KafkaError) and not isinstance(failure, InvalidRow) and failure.code in ADVICE:
                 failure.add_note(ADVICE[failure.code])
             raise
+
+    def _piece_bytes(self) -> int:
+        """How much to encode at once, so that record batches are not small in a topic of many partitions."""
+        return min(max(PIECE_BYTES, PARTITION_BYTES * max(self._counts.values(), default=1)), PIECE_BYTES_MAX)
 
     def _by_topic(self, piece: Any) -> Iterator[tuple[str, Any]]:
         if self._options.topic:
@@ -125,7 +131,7 @@ class RowWriter:
         run(self._sender.send(topic, batches))
 
 
-def pieces(batches: Iterable[Any]) -> Iterator[Any]:
+def pieces(batches: Iterable[Any], piece_bytes: Callable[[], int]) -> Iterator[Any]:
     """Join Spark's small Arrow batches into larger ones; column names in lower case."""
     gathered: list[Any] = []
     size = rows = 0
@@ -135,7 +141,7 @@ def pieces(batches: Iterable[Any]) -> Iterator[Any]:
         gathered.append(batch)
         size += batch.nbytes
         rows += batch.num_rows
-        if size >= PIECE_BYTES or rows >= PIECE_ROWS:
+        if size >= piece_bytes() or rows >= PIECE_ROWS:
             yield _join(gathered)
             gathered, size, rows = [], 0, 0
     if gathered:

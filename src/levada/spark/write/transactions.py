@@ -1,4 +1,4 @@
-"""Transactions of the sink: tasks begin them, the driver ends them by the commit protocol.
+"""Transactions of the sink: tasks begin and renew them; `driver` ends them by the commit protocol.
 
 A task's transactional id consists of the query, the task's partition and a number. A task never ends a transaction
 that it finds open: the driver may be about to commit it, while this task attempt is an old one that Spark has given
@@ -15,34 +15,23 @@ import asyncio
 import re
 from collections.abc import Collection
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
 from levada.client.admin.transactions import TransactionAdmin, TransactionState
 from levada.client.coordinator import Coordinator, KeyType
 from levada.client.data import ProducerIdentity
-from levada.client.errors import FAILURES, ProducerFenced, raise_for_code
+from levada.client.errors import FAILURES, raise_for_code
 from levada.client.producer.transactions import (
     PreparedTransaction,
-    end_prepared,
     init_transactions,
     require_feature,
 )
-from levada.client.retry import COORDINATOR_RETRIABLE, RetryPolicy, retry
+from levada.client.retry import COORDINATOR_RETRIABLE, RetryPolicy
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
-from levada.spark.errors import CommitRefused
-from levada.spark.write.commit_log import append_commit, read_commits, read_last_commit
-from levada.spark.write.commit_protocol import (
-    UNKNOWN_CONTENT,
-    UNKNOWN_RUN,
-    BatchContent,
-    CommitPlan,
-    CommitRecord,
-    QueryRun,
-    plan_commit,
-)
+from levada.spark.write.commit_log import read_commits, read_last_commit
 from levada.wire.schema.lazy_imports import lazy_imports
 
 with lazy_imports():
@@ -53,6 +42,7 @@ if TYPE_CHECKING:
     from levada.client.client import Client
 
 log = EventLog(__name__)
+T = TypeVar("T")
 
 IDS_PER_PARTITION_MAX = 32
 DRIVER_TIMEOUT_MS = 10_000  # how long the open transaction of a killed driver blocks readers of the commit log
@@ -60,8 +50,8 @@ RENEWALS_PER_TIMEOUT = 3
 APP_PREFIX = "app."
 TIMEOUT_MS = 120_000
 POLICY = RetryPolicy(COORDINATOR_RETRIABLE, TIMEOUT_MS)
+COORDINATORS_MAX = 1_000
 CONCURRENT_REQUESTS_MAX = 32  # of a driver
-COMMIT_ATTEMPTS_MAX = 20
 
 NEEDS_TWO_PHASE = (
     'delivery "exactly_once" needs two-phase commit (KIP-939) on the broker: set '
@@ -72,8 +62,7 @@ NEEDS_TWO_PHASE = (
 NO_TWO_PHASE = (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.UNSUPPORTED_VERSION)
 
 
-# By query, the commit record whose transactions have all ended: the next batch need not fence them again.
-_completed: "WeakKeyDictionary[Client, dict[str, CommitRecord]]" = WeakKeyDictionary()
+_coordinators: "dict[Client, dict[str, Coordinator]]" = {}
 # By query, when its transactions are to be renewed next, in seconds of the loop's clock. Spark runs many tasks in one
 # process, and each of them may be shorter than the time between two renewals.
 _renewals_due: "WeakKeyDictionary[Client, dict[str, float]]" = WeakKeyDictionary()
@@ -85,6 +74,23 @@ class Fenced(NamedTuple):
 
     producer: ProducerIdentity
     ongoing: PreparedTransaction | None
+
+
+def kept_for(client: "Client", kept: "dict[Client, dict[str, T]]") -> dict[str, T]:
+    """What a process keeps for the next batches with this client; what belongs to closed clients is dropped."""
+    for closed in [one for one in kept if one.closed]:
+        del kept[closed]
+    return kept.setdefault(client, {})
+
+
+def coordinator(client: "Client", transactional_id: str) -> Coordinator:
+    """The coordinator of a transactional id; it is kept, because tasks and batches use the same ids again."""
+    known = kept_for(client, _coordinators)
+    if transactional_id not in known:
+        if len(known) == COORDINATORS_MAX:
+            known.clear()
+        known[transactional_id] = Coordinator(client, KeyType.TRANSACTION, transactional_id, timeout_ms=TIMEOUT_MS)
+    return known[transactional_id]
 
 
 def prefix(query: str) -> str:
@@ -113,7 +119,7 @@ async def fence(client: "Client", transactional_id: str, timeout_ms: int | None 
     Without a timeout the transaction becomes one of two-phase commit, and stays one.
     """
     try:
-        response = await _init(client, transactional_id, timeout_ms, keep_prepared=True)
+        response = await init_producer(client, transactional_id, timeout_ms, keep_prepared=True)
     except KafkaError as error:
         if error.code in NO_TWO_PHASE:
             raise KafkaError(error.code, NEEDS_TWO_PHASE) from None
@@ -126,12 +132,12 @@ async def fence(client: "Client", transactional_id: str, timeout_ms: int | None 
     return Fenced(ProducerIdentity(transactional_id, response.producer_id, response.producer_epoch), ongoing)
 
 
-async def _init(client: "Client", transactional_id: str, timeout_ms: int | None, *, keep_prepared: bool) -> Any:
+async def init_producer(client: "Client", transactional_id: str, timeout_ms: int | None, *, keep_prepared: bool) -> Any:
     """InitProducerId; without a timeout for two-phase commit."""
-    coordinator = Coordinator(client, KeyType.TRANSACTION, transactional_id, timeout_ms=TIMEOUT_MS)
+    found = coordinator(client, transactional_id)
     try:
         response = await init_transactions(
-            coordinator,
+            found,
             transactional_id,
             DRIVER_TIMEOUT_MS if timeout_ms is None else timeout_ms,
             two_phase=timeout_ms is None,
@@ -145,7 +151,7 @@ async def _init(client: "Client", transactional_id: str, timeout_ms: int | None,
             )
             raise KafkaError(error.code, detail) from None
         raise
-    await require_feature(coordinator)
+    await require_feature(found)
     return response
 
 
@@ -183,7 +189,7 @@ async def find_queries(client: "Client", checkpoint: str) -> list[str]:
 
 async def begin_job_task(client: "Client", transactional_id: str, timeout_ms: int) -> ProducerIdentity:
     """The producer of one task attempt of a batch job: its transaction is never one of two-phase commit."""
-    response = await _init(client, transactional_id, timeout_ms, keep_prepared=False)
+    response = await init_producer(client, transactional_id, timeout_ms, keep_prepared=False)
     return ProducerIdentity(transactional_id, response.producer_id, response.producer_epoch)
 
 
@@ -220,9 +226,9 @@ async def _renew_now(client: "Client", query: str, timeout_ms: int) -> None:
 
 async def renew(client: "Client", query: str, *, older_than_ms: int = -1) -> None:
     """Restart the timeouts of a query's open transactions, by adding partitions that they have; only Levada does so."""
-    names = await _open_transactions(client, query, older_than_ms)
-    states = await _all([TransactionAdmin(client).describe(name) for name in names])
-    await _all([_add_partitions(client, one) for one in states if one.state == "Ongoing" and not one.is_two_phase])
+    names = await open_transactions(client, query, older_than_ms)
+    states = await run_all([TransactionAdmin(client).describe(name) for name in names])
+    await run_all([_add_partitions(client, one) for one in states if one.state == "Ongoing" and not one.is_two_phase])
 
 
 async def _add_partitions(client: "Client", state: TransactionState) -> None:
@@ -238,88 +244,16 @@ async def _add_partitions(client: "Client", state: TransactionState) -> None:
         producer_epoch=state.producer_epoch,
         topics=tuple(topics),
     )
-    coordinator = Coordinator(client, KeyType.TRANSACTION, state.transactional_id)
     wanted = request.AddPartitionsToTxnRequest(transactions=(one,))
-    await coordinator.request("add_partitions_to_txn", wanted, lambda response: None, version_min=5)
-
-
-# The driver
-
-
-async def end_batch(
-    client: "Client",
-    query: str,
-    batch: int,
-    written: Collection[PreparedTransaction],
-    *,
-    content: BatchContent = UNKNOWN_CONTENT,
-    run: QueryRun = UNKNOWN_RUN,
-    failed: bool = False,
-) -> CommitPlan:
-    """Commit the transactions of a batch's tasks, or abort them; and end those that earlier attempts left open."""
-    done = _completed.setdefault(client, {})
-    driver = client.producer(transactional_id=driver_transactional_id(query), transaction_timeout_ms=DRIVER_TIMEOUT_MS)
-    try:
-        await driver.start()
-        last, partition = await read_last_commit(client, query)
-        known = [*written, *(() if done.pop(query, None) == last else last.prepared)]
-        # What will be committed must not time out; what fails keeps its timeout, should this driver die.
-        timeout_ms = DRIVER_TIMEOUT_MS if failed else None
-        fenced = await _fence_all(client, query, {one.transactional_id for one in known}, timeout_ms)
-        ongoing = {name: one.ongoing for name, one in fenced.items() if one.ongoing is not None}
-        plan = plan_commit(last, batch, written, ongoing, content=content, run=run, failed=failed)
-        if plan.record != last or plan.commit or plan.abort:
-            await append_commit(driver, query, plan.record, partition)
-    except ProducerFenced as error:
-        raise CommitRefused(
-            f"another driver runs query {query} with the same checkpoint; stop one of the two ({error.detail})"
-        ) from None
-    prepared = {one.transactional_id: one for one in plan.record.prepared}
-    await _all(
-        [_commit(client, fenced[name], prepared[name]) for name in plan.commit]
-        + [_end(client, PreparedTransaction(*fenced[name].producer), False) for name in plan.abort]
+    await coordinator(client, state.transactional_id).request(
+        "add_partitions_to_txn", wanted, lambda response: None, version_min=5
     )
-    done[query] = plan.record
-    return plan
 
 
-async def end_job(client: "Client", job: str, written: Collection[PreparedTransaction], *, committed: bool) -> None:
-    """Commit the transactions of a batch job's tasks, all or none, or abort them; abort those of killed attempts."""
-    if committed:
-        states = await _all([TransactionAdmin(client).describe(one.transactional_id) for one in written])
-        ongoing = {
-            (state.transactional_id, state.producer_id, state.producer_epoch)
-            for state in states
-            if state.state == "Ongoing"
-        }
-        timed_out = [one for one in written if one not in ongoing]
-        if timed_out:
-            await end_job(client, job, written, committed=False)
-            raise CommitRefused(
-                f"the transaction {timed_out[0].transactional_id} has timed out: the job took longer than option "
-                "transactionTimeout. Nothing of it is visible; raise the option, or use delivery=at_least_once"
-            )
-    await _all([_end(client, one, committed) for one in written])
-    left = await retry(client, lambda: _open_transactions(client, job), POLICY)
-    await _all([_init(client, name, DRIVER_TIMEOUT_MS, keep_prepared=False) for name in left])
+# For both
 
 
-async def _end(client: "Client", one: PreparedTransaction, committed: bool) -> None:
-    try:
-        await end_prepared(client, one, committed=committed)
-    except ProducerFenced:
-        if committed:
-            raise  # an aborted transaction may be ended by others too
-
-
-async def _fence_all(client: "Client", query: str, known: Collection[str], timeout_ms: int | None) -> dict[str, Fenced]:
-    """Fence all open transactions of a query, and the known ids; an id whose transaction has ended has none open."""
-    names = await retry(client, lambda: _open_transactions(client, query), POLICY)
-    found = await _all([fence(client, name, timeout_ms) for name in {*names, *known}])
-    return {one.producer.transactional_id: one for one in found}
-
-
-async def _open_transactions(client: "Client", query: str, older_than_ms: int = -1) -> list[str]:
+async def open_transactions(client: "Client", query: str, older_than_ms: int = -1) -> list[str]:
     """The transactional ids of a query's tasks with an open transaction; older brokers ignore the filters.
 
     Coordinators that are moving from one broker to another are left out of the response.
@@ -339,21 +273,7 @@ async def _open_transactions(client: "Client", query: str, older_than_ms: int = 
     return [name for name in names if name.startswith(id_prefix)]
 
 
-async def _commit(client: "Client", fenced: Fenced, prepared: PreparedTransaction) -> None:
-    """Commit a transaction of the last commit record. Another driver may fence it, but can only commit it too."""
-    for _ in range(COMMIT_ATTEMPTS_MAX):
-        if fenced.ongoing != prepared:
-            return  # it was committed: no driver aborts it
-        try:
-            await end_prepared(client, PreparedTransaction(*fenced.producer), committed=True)
-        except ProducerFenced:
-            fenced = await fence(client, prepared.transactional_id)
-        else:
-            return
-    raise KafkaError(ErrorCode.PRODUCER_FENCED, f"{prepared.transactional_id} was fenced {COMMIT_ATTEMPTS_MAX} times")
-
-
-async def _all(work: Collection[Any]) -> list[Any]:
+async def run_all(work: Collection[Any]) -> list[Any]:
     """Run all, a limited number at a time; the first failure is raised when all have ended."""
     limit = asyncio.Semaphore(CONCURRENT_REQUESTS_MAX)
 

@@ -88,6 +88,24 @@ def test_windows_are_written_once_when_they_are_over(shop: Shop) -> None:
     assert keys == {b"tea", b"coffee"}
 
 
+def test_the_checkpoint_is_below_that_of_the_session(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session on a cluster has a location that all its machines reach; without one the run's directory is used."""
+    monkeypatch.setenv("LEVADA_PIPELINES", str(tmp_path / "runs"))
+    location = "spark.sql.streaming.checkpointLocation"
+    query = f"SELECT shop, amount FROM `{shop.orders}`"
+    shop.sell(range(1))
+    shop.spark.conf.set(location, f"file://{tmp_path}/shared/")
+    try:
+        assert sql(query, "sold", bootstrap=shop.broker.bootstrap, once=True, spark=shop.spark, name="sold").wait()
+    finally:
+        shop.spark.conf.unset(location)
+    assert sql(query, "sold", bootstrap=shop.broker.bootstrap, once=True, spark=shop.spark, name="again").wait()
+    assert (tmp_path / "shared" / "sold" / "metadata").exists()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["again"]
+
+
 def test_groups_without_windows_are_written_as_they_change(shop: Shop) -> None:
     shop.sell(range(3))
     query = "SELECT shop, count(*) AS n FROM orders WHERE shop = 'tea' GROUP BY shop"
