@@ -39,6 +39,8 @@ from levada.storage.file_names import (
     stray_directory,
 )
 from levada.storage.partition_directory import (
+    UNKNOWN,
+    PartitionMetadata,
     decode_partition_metadata,
     decode_uuid,
     encode_partition_metadata,
@@ -81,6 +83,12 @@ class FoundPartition(NamedTuple):
     partition: TopicPartition
     directory: str
     topic_id: uuid.UUID | None
+    own_index: int | None = None  # in its `partition.metadata`
+
+    @property
+    def is_misplaced(self) -> bool:
+        """Whether the directory has the name of another partition than its own."""
+        return self.own_index not in (None, self.partition.partition)
 
 
 class LogDir:
@@ -170,7 +178,7 @@ class LogDir:
     def partitions(self) -> list[FoundPartition]:
         """Return the partitions on disk."""
         return [
-            FoundPartition(partition, self._path(name), self._topic_id(name))
+            FoundPartition(partition, self._path(name), *self._metadata(name))
             for name in sorted(self._disk.listdir(self.path))
             if (partition := parse_partition_directory(name)) and self._disk.exists(self._path(name) + os.sep)
         ]
@@ -191,8 +199,8 @@ class LogDir:
         directory = self._path(str(partition))
         with errors_of_one_log(directory):
             self._disk.mkdir(directory)
-            if self._topic_id(str(partition)) != topic_id:
-                data = encode_partition_metadata(topic_id)
+            if self._metadata(str(partition)) != (topic_id, partition.partition):
+                data = encode_partition_metadata(topic_id, partition.partition)
                 write_atomically(self._disk, os.path.join(directory, METADATA_FILE), data, durable=False)
         return directory
 
@@ -210,7 +218,7 @@ class LogDir:
         """Return the paths of a repair that left a partition without its directory; the repaired one is complete."""
         try:
             found = interrupted_repair(str(partition), self._disk.listdir(self.path))
-            if found is None or self._topic_id(found.repaired) not in (None, topic_id):
+            if found is None or self._metadata(found.repaired).topic_id not in (None, topic_id):
                 return None
         except OSError:  # the next use of the log dir fails, too
             return None
@@ -219,8 +227,11 @@ class LogDir:
     def rename_as_stray(self, partition: TopicPartition, unless: uuid.UUID | None = None) -> None:
         """Rename the directory of this name as stray, if there is one that does not belong to the topic `unless`."""
         directory = self._path(str(partition))
-        if self._disk.exists(directory) and ((found := self._topic_id(str(partition))) is None or found != unless):
-            self.mark_stray(FoundPartition(partition, directory, found))
+        if not self._disk.exists(directory):
+            return
+        found = FoundPartition(partition, directory, *self._metadata(str(partition)))
+        if found.topic_id is None or found.topic_id != unless:
+            self.mark_stray(found)
 
     def mark_stray(self, found: FoundPartition) -> None:
         """Rename the directory of a stray partition, which is not in the cluster metadata.
@@ -309,13 +320,13 @@ class LogDir:
     def _path(self, name: str) -> str:
         return os.path.join(self.path, name)
 
-    def _topic_id(self, name: str) -> uuid.UUID | None:
+    def _metadata(self, name: str) -> PartitionMetadata:
         try:
             data = read_file(self._disk, os.path.join(self.path, name, METADATA_FILE))
         except OSError as error:
             if error.errno not in FILE_ERRORS:
                 raise
-            return None
+            return UNKNOWN
         return decode_partition_metadata(data or b"")
 
     def _read_meta_properties(self) -> None:

@@ -610,6 +610,9 @@ def without_directories(data: Path) -> None:
                 part.partition("]")[2] if number else part for number, part in enumerate(text.split(',"directories":['))
             )
             database.execute("UPDATE rows SET value = ? WHERE key = ?", (kept.encode(), key))
+        database.execute("DELETE FROM changes")
+        database.execute("ALTER TABLE rows DROP COLUMN crc")
+        database.execute("PRAGMA user_version = 1")
     database.close()
 
 
