@@ -282,7 +282,7 @@ def test_partitions_are_created_found_and_deleted(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "lost-3").mkdir()
     assert log_dir.partitions() == [
-        (TopicPartition("lost", 3), str(tmp_path / "lost-3"), None),
+        (TopicPartition("lost", 3), str(tmp_path / "lost-3"), None, None),
         (partition, directory, TOPIC_ID, 12),
     ]
     log = open_log(directory)

@@ -190,7 +190,7 @@ def open_log(request: LogToOpen, disk: Disk, clock: Clock, handles: FileHandleCa
     checkpoint = log_dir.checkpoint_of(name) if existed else NEW_LOG
     directory, now_ms = log_dir.create_partition(name, request.topic_id), clock.now_ms()
     log = Log.open(directory, request.config, disk, now_ms=now_ms, progress=progress, **checkpoint._asdict())
-    producers = load_producers(log)
+    producers = load_producers(log, progress)
     log.assign_epoch(request.leader_epoch)
     log.use(handles)
     return OpenedLog(log, producers)
