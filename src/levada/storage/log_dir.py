@@ -90,7 +90,7 @@ class FoundPartition(NamedTuple):
     own_index: int | None = None  # in its `partition.metadata`
 
     @property
-    def is_misplaced(self) -> bool:
+    def is_of_another_partition(self) -> bool:
         """Whether the directory has the name of another partition than its own."""
         return self.own_index not in (None, self.partition.partition)
 
