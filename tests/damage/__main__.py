@@ -8,7 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 from bench import fault_runs
-from tests.damage.world import Start, ViolationError, prepare
+from tests.damage.prepared import prepare
+from tests.damage.world import Start, ViolationError
 
 STARTS = 2_000
 

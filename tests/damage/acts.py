@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+from tests.damage.directories import Damage, damage_directories
+from tests.damage.metadata import damage_metadata
+
 from levada.wire.batches import iterate_headers
 
 Act = Callable[[Path, Random], str]  # damages a file; says how
@@ -144,23 +147,22 @@ ACTS: list[Act] = [
 LOG_ACTS: list[Act] = [truncate_at_a_batch, truncate_at_a_batch, cut_out_a_batch, flip_a_bit_of_an_offset]
 
 
-def delete_folder(path: Path, random: Random) -> str:
-    shutil.rmtree(path)
-    return "folder deleted"
-
-
 def kind_of(path: Path) -> str:
     """The kind of a file, of which each is damaged as often as the others."""
     return path.suffix if path.suffix and path.stem.isdigit() else path.name
 
 
-def damage(data: Path, random: Random) -> tuple[Path, str]:
-    """Damage one file or folder of a data directory; what and how."""
+def damage_file(data: Path, random: Random) -> Damage:
+    """Damage one file of a data directory."""
     files = [path for path in sorted(data.rglob("*")) if path.is_file()]
-    if random.random() < 0.03:
-        folder = random.choice(sorted(path for path in data.iterdir() if path.is_dir()))
-        return folder, delete_folder(folder, random)
     kind = random.choice(sorted({kind_of(path) for path in files} | {".log"}))
     path = random.choice([path for path in files if kind_of(path) == kind])
     act = random.choice([*ACTS, *LOG_ACTS] if kind == ".log" else ACTS)
-    return path, act(path, random)
+    return [(path, act(path, random))]
+
+
+def damage(data: Path, random: Random) -> Damage:
+    """Damage one file, directory or record of the metadata; what and how."""
+    kinds = (damage_file, damage_directories, damage_metadata)
+    (act,) = random.choices(kinds, weights=(80, 12, 8))
+    return act(data, random)

@@ -2,7 +2,8 @@
 
 One thread owns the connection, so that the loop never waits for an fsync. Every commit appends to a table of changes,
 whose row id is the revision. Every process reads its change stream from that table; `PRAGMA data_version` is a cheap
-check for writes of other processes.
+check for writes of other processes. SQLite has no checksums: each record has a CRC, and an open compares the records
+with their last changes, so that a damaged or missing record is not taken for a change of the metadata.
 """
 
 import asyncio
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import Final, TypeVar
+
+from crc32c import crc32c
 
 from levada.clock import Clock
 from levada.logs import EventLog
@@ -33,18 +36,25 @@ log = EventLog(__name__)
 
 Result = TypeVar("Result")
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 POLL_S: Final = 0.25  # the delay of changes of other processes
 BUSY_TIMEOUT_S: Final = 10.0  # the longest lock of another process
 CHANGES_KEPT: Final = 1_000  # a process further behind reads a snapshot
 
 SCHEMA: Final = (
     "CREATE TABLE IF NOT EXISTS rows"
-    " (key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL) WITHOUT ROWID",
+    " (key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL, crc INTEGER) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS changes (revision INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL, value BLOB)",
     "CREATE TABLE IF NOT EXISTS leases"
     " (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, heartbeat REAL NOT NULL) WITHOUT ROWID",
     f"PRAGMA user_version = {FORMAT_VERSION}",
+)
+WITHOUT_CRC: Final = 1  # a format version
+# The last change of each key, unless it is the record's.
+CONTRADICTION: Final = (
+    "WITH latest AS (SELECT max(revision) AS revision FROM changes GROUP BY key)"
+    " SELECT changes.key FROM latest JOIN changes USING (revision) LEFT JOIN rows ON rows.key = changes.key"
+    " WHERE rows.version IS NOT CASE WHEN changes.value IS NULL THEN NULL ELSE changes.revision END LIMIT 1"
 )
 
 
@@ -128,10 +138,33 @@ def read_closed_store(path: str) -> list[MetadataRecord]:
                 if os.path.exists(path + suffix):
                     shutil.copyfile(path + suffix, copy + suffix)
             with closing(sqlite3.connect(copy)) as connection:
-                rows = connection.execute("SELECT key, value, version FROM rows ORDER BY key").fetchall()
+                return _records(connection, path, _format(connection))
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"metadata store {path}: {error}") from error
-    return [MetadataRecord(*row) for row in rows]
+
+
+def _format(connection: sqlite3.Connection) -> int:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def _records(connection: sqlite3.Connection, path: str, version: int = FORMAT_VERSION) -> list[MetadataRecord]:
+    """Read all records. Raises StoreError if the CRC of one differs."""
+    rows = connection.execute("SELECT * FROM rows ORDER BY key").fetchall()
+    for key, value, _, *crc in rows:
+        if not isinstance(value, bytes):
+            raise _damaged(path, key, "its value is not a blob")
+        if version > WITHOUT_CRC and crc != [_crc(key, value)]:
+            raise _damaged(path, key, "its CRC differs")
+    return [MetadataRecord(*row[:3]) for row in rows]
+
+
+def _crc(key: str, value: bytes) -> int:
+    return crc32c(value, crc32c(key.encode()))
+
+
+def _damaged(path: str, key: str, why: str) -> StoreError:
+    return StoreError(f"metadata store {path} is corrupt, restore it from a backup: record {key}: {why}")
 
 
 class _Database:
@@ -148,7 +181,7 @@ class _Database:
 
     def open(self) -> MetadataUpdate:
         """Create the tables unless they exist, and return a snapshot."""
-        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        version = _format(self._connection)
         if version > FORMAT_VERSION:
             raise StoreError(
                 f"metadata store {self._path} has format {version}; this Levada reads up to {FORMAT_VERSION}"
@@ -161,13 +194,24 @@ class _Database:
             raise StoreError(f"metadata store {self._path} is corrupt, restore it from a backup: {result}")
         if version < FORMAT_VERSION:
             with self._transaction():
-                for statement in SCHEMA:
-                    self._connection.execute(statement)
+                self._upgrade()
+        for (key,) in self._connection.execute(CONTRADICTION):
+            raise _damaged(self._path, key, "it is not as its last change has left it")
         return self._snapshot()
 
     def close(self) -> None:
         self.leases.release_all()
         self._connection.close()
+
+    def _upgrade(self) -> None:
+        """Create the tables, or add the CRCs of records that a former version has written."""
+        if _format(self._connection) == WITHOUT_CRC:  # another process may have been faster
+            records = _records(self._connection, self._path, WITHOUT_CRC)
+            self._connection.execute("ALTER TABLE rows ADD COLUMN crc INTEGER")
+            crcs = [(_crc(record.key, record.value or b""), record.key) for record in records]
+            self._connection.executemany("UPDATE rows SET crc = ? WHERE key = ?", crcs)
+        for statement in SCHEMA:
+            self._connection.execute(statement)
 
     def commit(self, writes: Sequence[CompareAndSet], lease: Lease | None) -> int:
         try:
@@ -210,7 +254,7 @@ class _Database:
         if value is None:
             execute("DELETE FROM rows WHERE key = ?", (key,))
         else:
-            execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", (key, value, revision))
+            execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", (key, value, revision, _crc(key, value)))
         execute("DELETE FROM changes WHERE revision <= ?", (revision - CHANGES_KEPT,))
 
     def _publish_changes(self) -> None:
@@ -230,9 +274,9 @@ class _Database:
     def _snapshot(self) -> MetadataUpdate:
         self._connection.execute("BEGIN")  # so that records and revision are consistent
         try:
-            records = self._connection.execute("SELECT key, value, version FROM rows ORDER BY key").fetchall()
+            records = _records(self._connection, self._path)
             (revision,) = self._connection.execute("SELECT coalesce(max(revision), 0) FROM changes").fetchone()
         finally:
             self._connection.execute("COMMIT")
         self._revision = revision
-        return MetadataUpdate(revision, [MetadataRecord(*record) for record in records], snapshot=True)
+        return MetadataUpdate(revision, records, snapshot=True)

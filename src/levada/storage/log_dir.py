@@ -39,6 +39,8 @@ from levada.storage.file_names import (
     stray_directory,
 )
 from levada.storage.partition_directory import (
+    UNKNOWN,
+    PartitionMetadata,
     decode_partition_metadata,
     decode_uuid,
     encode_partition_metadata,
@@ -75,12 +77,22 @@ class LogDirError(Exception):
     """A log dir that this broker must not use; the message contains the reason and the remedy."""
 
 
+class UnknownIdentityError(LogDirError):
+    """A log dir with partitions whose `meta.properties` is missing or does not tell whose they are."""
+
+
 class FoundPartition(NamedTuple):
     """The directory of a partition; without a topic id if its `partition.metadata` is missing or corrupt."""
 
     partition: TopicPartition
     directory: str
     topic_id: uuid.UUID | None
+    own_index: int | None = None  # in its `partition.metadata`
+
+    @property
+    def is_of_another_partition(self) -> bool:
+        """Whether the directory has the name of another partition than its own."""
+        return self.own_index not in (None, self.partition.partition)
 
 
 class LogDir:
@@ -170,7 +182,7 @@ class LogDir:
     def partitions(self) -> list[FoundPartition]:
         """Return the partitions on disk."""
         return [
-            FoundPartition(partition, self._path(name), self._topic_id(name))
+            FoundPartition(partition, self._path(name), *self._metadata(name))
             for name in sorted(self._disk.listdir(self.path))
             if (partition := parse_partition_directory(name)) and self._disk.exists(self._path(name) + os.sep)
         ]
@@ -191,8 +203,8 @@ class LogDir:
         directory = self._path(str(partition))
         with errors_of_one_log(directory):
             self._disk.mkdir(directory)
-            if self._topic_id(str(partition)) != topic_id:
-                data = encode_partition_metadata(topic_id)
+            if self._metadata(str(partition)) != (topic_id, partition.partition):
+                data = encode_partition_metadata(topic_id, partition.partition)
                 write_atomically(self._disk, os.path.join(directory, METADATA_FILE), data, durable=False)
         return directory
 
@@ -210,7 +222,7 @@ class LogDir:
         """Return the paths of a repair that left a partition without its directory; the repaired one is complete."""
         try:
             found = interrupted_repair(str(partition), self._disk.listdir(self.path))
-            if found is None or self._topic_id(found.repaired) not in (None, topic_id):
+            if found is None or self._metadata(found.repaired).topic_id not in (None, topic_id):
                 return None
         except OSError:  # the next use of the log dir fails, too
             return None
@@ -219,8 +231,11 @@ class LogDir:
     def rename_as_stray(self, partition: TopicPartition, unless: uuid.UUID | None = None) -> None:
         """Rename the directory of this name as stray, if there is one that does not belong to the topic `unless`."""
         directory = self._path(str(partition))
-        if self._disk.exists(directory) and ((found := self._topic_id(str(partition))) is None or found != unless):
-            self.mark_stray(FoundPartition(partition, directory, found))
+        if not self._disk.exists(directory):
+            return
+        found = FoundPartition(partition, directory, *self._metadata(str(partition)))
+        if found.topic_id is None or found.topic_id != unless:
+            self.mark_stray(found)
 
     def mark_stray(self, found: FoundPartition) -> None:
         """Rename the directory of a stray partition, which is not in the cluster metadata.
@@ -309,20 +324,20 @@ class LogDir:
     def _path(self, name: str) -> str:
         return os.path.join(self.path, name)
 
-    def _topic_id(self, name: str) -> uuid.UUID | None:
+    def _metadata(self, name: str) -> PartitionMetadata:
         try:
             data = read_file(self._disk, os.path.join(self.path, name, METADATA_FILE))
         except OSError as error:
             if error.errno not in FILE_ERRORS:
                 raise
-            return None
+            return UNKNOWN
         return decode_partition_metadata(data or b"")
 
     def _read_meta_properties(self) -> None:
         path = self._path(META_FILE)
         data = read_file(self._disk, path, META_BYTES_MAX)
         if data is not None and len(data) > META_BYTES_MAX:
-            raise LogDirError(f"{path} has more than {META_BYTES_MAX} bytes: restore it from a backup")
+            raise UnknownIdentityError(f"{path} has more than {META_BYTES_MAX} bytes: restore it from a backup")
         fields = parse((data or b"").decode(errors="replace"))
         if "levada.format" not in fields and self._is_kafkas(fields):
             raise LogDirError(
@@ -332,12 +347,15 @@ class LogDir:
             )
         if data is None:
             if self.partitions():
-                raise LogDirError(f"{self.path} holds partitions but no {META_FILE}: restore it or use another")
+                raise UnknownIdentityError(
+                    f"{self.path} holds partitions but no {META_FILE}: restore it or use another"
+                )
             return
         stored_format = fields.get("levada.format", "")
         if not stored_format.isdecimal() or int(stored_format) > FORMAT:
             known = f"this version reads up to {FORMAT}"
-            raise LogDirError(f"{path} has levada.format={stored_format or 'nothing'}; {known}")
+            error = LogDirError if stored_format.isdecimal() else UnknownIdentityError
+            raise error(f"{path} has levada.format={stored_format or 'nothing'}; {known}")
         if fields.get("node.id") != str(self._node_id) and self._node_id is not None:
             found = fields.get("node.id", "nothing")
             raise LogDirError(f"{path} has node.id={found}, but this is node {self._node_id}: check log.dirs")
@@ -345,9 +363,9 @@ class LogDir:
         try:
             self.directory_id = decode_uuid(fields["directory.id"])
         except (KeyError, ValueError):
-            raise LogDirError(f"{path} has no valid directory.id: restore it from a backup") from None
+            raise UnknownIdentityError(f"{path} has no valid directory.id: restore it from a backup") from None
         if self.cluster_id is None:
-            raise LogDirError(f"{path} has no cluster.id: restore it from a backup")
+            raise UnknownIdentityError(f"{path} has no cluster.id: restore it from a backup")
 
     def _is_kafkas(self, fields: Mapping[str, str]) -> bool:
         """Whether Apache Kafka has written this directory, by ZooKeeper (broker.id) or by KRaft.

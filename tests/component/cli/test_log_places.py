@@ -162,6 +162,37 @@ def test_a_directory_that_was_moved_and_linked_is_served(two: Path, capsys: pyte
         assert len(served(broker, "two", 0)) == RECORDS
 
 
+def test_directories_of_one_topic_that_were_exchanged_are_named(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def exchange() -> None:
+        (two / "two-0").rename(two / "aside")
+        (two / "two-1").rename(two / "two-0")
+        (two / "aside").rename(two / "two-1")
+
+    exchange()
+    findings = {finding["partition"]: finding for finding in check(two, capsys)}
+    assert findings.keys() == {"two-0", "two-1"}
+    assert findings["two-0"]["problem"] == "the directory is that of two-1"
+    with BrokerThread(two, **SETTINGS) as broker:
+        offline = broker.broker.log_dirs.offline_logs
+        assert f"{two}/two-0 is the directory of partition 1" in offline[TopicPartition("two", 0)].detail
+        assert ("two", 1) not in broker.broker.partitions
+    assert run(["log", "repair", str(two), "--accept-loss"]) == 1
+    assert "two-0: not repaired: delete the file if only it is wrong" in capsys.readouterr().err
+    exchange()
+    assert check(two, capsys) == []
+    with BrokerThread(two, **SETTINGS) as broker:
+        assert len(served(broker, "two", 0)) == RECORDS
+
+
+def test_a_directory_of_a_former_version_gets_its_partition(two: Path) -> None:
+    metadata = two / "two-1" / "partition.metadata"
+    lines = metadata.read_text().splitlines(keepends=True)
+    metadata.write_text("".join(lines[:2]))
+    with BrokerThread(two, **SETTINGS) as broker:
+        assert ("two", 1) in broker.broker.partitions
+    assert "partition: 1\n" in metadata.read_text()
+
+
 def test_missing_metadata_is_named(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = data / "levada-metadata.db"
     path.unlink()

@@ -301,7 +301,7 @@ async def test_a_file_of_a_later_version_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as database, database:
         database.execute(f"PRAGMA user_version = {sqlite.FORMAT_VERSION + 1}")
     store = SqliteStore(str(path), ManualClock())
-    with pytest.raises(StoreError, match="format 2"):
+    with pytest.raises(StoreError, match=f"format {sqlite.FORMAT_VERSION + 1}"):
         await store.open(lambda news: None)
     await store.close()
 
@@ -485,3 +485,67 @@ def test_a_corrupt_file_is_named(tmp_path: Path) -> None:
     path.write_bytes(content[: page + 8] + bytes(200) + content[page + 208 :])
     with pytest.raises(StoreError, match=rf"{path}.*(corrupt|malformed)"):
         asyncio.run(read())
+
+
+# Damage that SQLite does not notice.
+
+
+async def stored(path: Path) -> None:
+    one = await Subscriber(path).open()
+    for key in ("/topics/a", "/topics/b"):
+        await one.store.commit([CompareAndSet(key, b'{"name":"' + key[-1:].encode() + b'"}', ABSENT)])
+    await one.store.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "problem"),
+    [
+        ("UPDATE rows SET value = CAST(replace(value, 'b', 'c') AS BLOB) WHERE key = '/topics/b'", "its CRC differs"),
+        ("UPDATE rows SET value = '{}' WHERE key = '/topics/b'", "its value is not a blob"),
+        ("UPDATE rows SET key = '/topics/c' WHERE key = '/topics/b'", "its last change|its CRC differs"),
+        ("DELETE FROM rows WHERE key = '/topics/b'", "its last change"),
+        ("INSERT INTO changes (key, value) VALUES ('/topics/b', NULL)", "its last change"),
+    ],
+)
+def test_a_damaged_record_is_refused_by_name(tmp_path: Path, statement: str, problem: str) -> None:
+    path = tmp_path / "m.db"
+    asyncio.run(stored(path))
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(statement)
+
+    async def run() -> None:
+        store = SqliteStore(str(path), ManualClock())
+        with pytest.raises(StoreError, match=f"{path} is corrupt.*record /topics/[bc]: .*({problem})"):
+            await store.open(lambda news: None)
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_a_check_of_a_stopped_broker_refuses_a_damaged_record(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    asyncio.run(stored(path))
+    assert [record.key for record in sqlite.read_closed_store(str(path))] == ["/topics/a", "/topics/b"]
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE rows SET value = '{}' WHERE key = '/topics/b'")
+    with pytest.raises(StoreError, match="record /topics/b"):
+        sqlite.read_closed_store(str(path))
+
+
+def test_records_of_a_former_version_get_their_crcs(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    asyncio.run(stored(path))
+    with closing(sqlite3.connect(path)) as database, database:
+        crcs = database.execute("SELECT key, crc FROM rows").fetchall()
+        database.execute("ALTER TABLE rows DROP COLUMN crc")
+        database.execute("PRAGMA user_version = 1")
+    assert len(sqlite.read_closed_store(str(path))) == len(crcs)
+
+    async def run() -> None:
+        one = await Subscriber(path).open()
+        assert one.records["/topics/a"][0] == b'{"name":"a"}'
+        await one.store.close()
+
+    asyncio.run(run())
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT key, crc FROM rows").fetchall() == crcs

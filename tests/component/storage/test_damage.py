@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.damage.world import Prepared, Start, prepare
+from tests.damage.prepared import Prepared, prepare
+from tests.damage.world import Start
 
 STARTS = 60
 SEED = 1

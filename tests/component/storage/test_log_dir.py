@@ -276,14 +276,14 @@ def test_partitions_are_created_found_and_deleted(tmp_path: Path) -> None:
     directory = log_dir.create_partition(partition, TOPIC_ID)
     assert Path(directory) == tmp_path / "orders.eu-west_1-12"
     assert (tmp_path / "orders.eu-west_1-12" / "partition.metadata").read_text() == (
-        "version: 0\ntopic_id: ASNFZ4mrze8BI0VniavN7w\ncrc32c: 7f033e6b\n"
+        "version: 0\ntopic_id: ASNFZ4mrze8BI0VniavN7w\npartition: 12\ncrc32c: 7951b3fc\n"
     )
     (tmp_path / "file-1").write_text("no folder")
     (tmp_path / "other").mkdir()
     (tmp_path / "lost-3").mkdir()
     assert log_dir.partitions() == [
-        (TopicPartition("lost", 3), str(tmp_path / "lost-3"), None),
-        (partition, directory, TOPIC_ID),
+        (TopicPartition("lost", 3), str(tmp_path / "lost-3"), None, None),
+        (partition, directory, TOPIC_ID, 12),
     ]
     log = open_log(directory)
     append(log)

@@ -297,6 +297,8 @@ class CoordinatorShard(Generic[M]):
         self._load_failed = True
         if isinstance(error, OSError):
             self.partition.failed(error)
+        elif isinstance(error, KafkaError) and error.code is ErrorCode.CORRUPT_MESSAGE:
+            self._broker.log_dirs.fail_partition(self.partition, error.detail)
 
     def _activate(self, machine: M) -> None:
         self.machine = machine

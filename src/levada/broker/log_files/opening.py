@@ -82,6 +82,9 @@ class LogLocator:
             if directory in self._shared:
                 raise _storage_error(_linked(log_dir, directory, self._shared[directory]))
         else:
+            for log_dir, found in candidates:
+                if found.is_of_another_partition and found.directory in self._shared:
+                    raise _storage_error(_linked(log_dir, found.directory, self._shared[found.directory]))
             self._check_new(name, topic.id, assigned, candidates)
             log_dir = self._least_used()
         strays = [candidate for candidate in candidates if candidate not in own[:1]]
@@ -131,6 +134,10 @@ class LogLocator:
 
 def _foreign(log_dir: LogDir, found: FoundPartition, topic_id: UUID) -> str:
     """Return why a directory is not that of the partition whose name it has, and what to do."""
+    if found.topic_id == topic_id:
+        remedy = "delete its partition.metadata if only that is wrong; otherwise rename it"
+        problem = f"{found.directory} is the directory of partition {found.own_index}"
+        return f"{problem}: {remedy}, or see: levada log check {log_dir.path}"
     found_id, expected = encode_uuid(found.topic_id or UNASSIGNED), encode_uuid(topic_id)
     problem = f"{os.path.join(found.directory, METADATA_FILE)} has topic id {found_id}, but the topic has {expected}"
     remedy = "delete the file if only it is wrong; otherwise restore the directory of the partition"
@@ -159,6 +166,8 @@ def _own_candidates(candidates: Iterable[Candidate], topic_id: UUID, assigned: U
 
     def is_own(candidate: Candidate) -> bool:
         log_dir, found = candidate
+        if found.is_of_another_partition:
+            return False
         is_here = assigned in (None, UNASSIGNED, log_dir.directory_id)
         return found.topic_id == topic_id or (found.topic_id is None and is_here)
 
@@ -181,7 +190,7 @@ def open_log(request: LogToOpen, disk: Disk, clock: Clock, handles: FileHandleCa
     checkpoint = log_dir.checkpoint_of(name) if existed else NEW_LOG
     directory, now_ms = log_dir.create_partition(name, request.topic_id), clock.now_ms()
     log = Log.open(directory, request.config, disk, now_ms=now_ms, progress=progress, **checkpoint._asdict())
-    producers = load_producers(log)
+    producers = load_producers(log, progress)
     log.assign_epoch(request.leader_epoch)
     log.use(handles)
     return OpenedLog(log, producers)

@@ -112,7 +112,7 @@ class LogRepair:
         end_offset = self._write_segments(checked)
         if topic_id is not None:
             metadata = os.path.join(self._target, METADATA_FILE)
-            write_atomically(self._disk, metadata, encode_partition_metadata(topic_id))
+            write_atomically(self._disk, metadata, encode_partition_metadata(topic_id, self._name.partition))
         elif checked is not None:
             self._copy(checked, METADATA_FILE)
         self._disk.fsync_dir(self._target)

@@ -205,6 +205,8 @@ def test_a_journal_that_cannot_be_read_has_no_coordinator(tmp_path: Path, caplog
         assert offset(wire, other) == 5
         listed = wire.call("list_groups", 4, {})
         assert (listed.error_code, [one.group_id for one in listed.groups]) == (ErrorCode.NONE, [other])
+        (offline,) = one.broker.log_dirs.offline_partitions()
+        assert offline == ("__consumer_offsets", java_hash("g") % 3)
     assert "coordinator load failed" in caplog.text and "background task crashed" not in caplog.text
 
 
