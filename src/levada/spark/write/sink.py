@@ -18,7 +18,7 @@ from levada.client.producer.sender import init_producer_id
 from levada.client.producer.transactions import PreparedTransaction
 from levada.client.retry import RetryPolicy
 from levada.spark import blocking
-from levada.spark.errors import EXPLAINED, CommitRefused, spark_callback
+from levada.spark.errors import EXPLAINED, BatchLost, CommitRefused, spark_callback, warn
 from levada.spark.worker import QuickAck, is_input_closed
 from levada.spark.write import transactions
 from levada.spark.write.checkpoint import checkpoint_location, has_authority, offsets_digest, query_id, spark_option
@@ -38,6 +38,10 @@ RUN_ID = "spark.jobGroup.id"  # of a stream: its run id, new at each start
 CONTINUOUS_UNSUPPORTED = (
     "Spark does not pass rows to a Python sink in continuous processing, so nothing is written. Stop the query and "
     "start it with another trigger than continuous, and with a new checkpoint"
+)
+BATCH_LOST = (
+    "To write them again, start with a new checkpoint from the offsets at which this batch begins; to go on without "
+    "them, start the query once with option repeatedBatch=skip"
 )
 # Spark gathers so much (spark.buffer.size) of a task and its first rows before it sends anything to the Python worker.
 # A task that is larger begins before its first row is computed, and renews the transactions of its query meanwhile.
@@ -248,7 +252,13 @@ class StreamWriter(Writer, DataSourceStreamArrowWriter):
         rows = sum(one.rows for one in tasks)
         content = BatchContent(rows if self._compares_rows else None, offsets_digest(self._checkpoint, batch))
         run = QueryRun(self._name, next((one.run for one in tasks if one.run), ""), self._checkpoint)
-        plan = self._end_batch(query, batch, messages, content, run, failed=failed)
+        try:
+            plan = self._end_batch(query, batch, messages, content, run, failed=failed)
+        except BatchLost as lost:
+            if self._compares_rows:
+                raise CommitRefused(f"{lost}. {BATCH_LOST}") from None
+            warn(f"{lost}. The query continues without them (option repeatedBatch=skip)")
+            return
         if plan.conflict is not None and not failed:
             raise CommitRefused(f"batch {batch} of query {query}: {plan.conflict}")
 

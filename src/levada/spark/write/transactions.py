@@ -6,9 +6,11 @@ up. It takes the next number; the driver aborts what is left open with the next 
 a rule, and one more for each killed task attempt of the current batch.
 
 A transaction has a timeout until the driver fences it, which it does before it appends to the commit log: then it is a
-transaction of two-phase commit, which waits for its driver. So a transaction that is not in the commit log ends in time
-if its query never comes back, and one that is in it is not lost. As long as a task of the query runs, it renews all of
-them: those of tasks that have ended wait for the slowest one.
+transaction of two-phase commit, which waits for its driver. If the append fails, the driver aborts what it has fenced.
+If it dies between the two, or cannot know whether the append has failed, these transactions are not in the commit log
+and wait nevertheless: for the next start of the query, or the broker's bound. All others that are not in the commit log
+end in time. As long as a task of the query runs, it renews all of them: those of tasks that have ended wait for the
+slowest one.
 """
 
 import asyncio
@@ -32,7 +34,7 @@ from levada.client.producer.transactions import (
 from levada.client.retry import COORDINATOR_RETRIABLE, RetryPolicy, retry
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
-from levada.spark.errors import CommitRefused
+from levada.spark.errors import BatchLost, CommitRefused
 from levada.spark.write.commit_log import append_commit, read_commits, read_last_commit
 from levada.spark.write.commit_protocol import (
     UNKNOWN_CONTENT,
@@ -43,6 +45,7 @@ from levada.spark.write.commit_protocol import (
     QueryRun,
     plan_commit,
 )
+from levada.spark.write.outcomes import ABORTED, COMMITTED, OPEN, batch_lost, read_outcome
 from levada.wire.schema.lazy_imports import lazy_imports
 
 with lazy_imports():
@@ -51,6 +54,7 @@ with lazy_imports():
 
 if TYPE_CHECKING:
     from levada.client.client import Client
+    from levada.client.producer.transactions import TransactionalProducer
 
 log = EventLog(__name__)
 
@@ -169,9 +173,10 @@ async def begin_stream_task(client: "Client", query: str, partition: int, timeou
 async def last_committed_batch(client: "Client", query: str) -> int:
     """The id of the last committed batch; -1 if there is none.
 
-    A task reads it to skip a batch that is committed already. If it misses a record, the driver still reads it.
+    A task reads it to skip a batch that is committed already. It waits for open transactions of other drivers, because
+    a task that missed a record would use the transactional ids whose last state tells how the batch has ended.
     """
-    last, _ = await read_last_commit(client, query, wait_for_open=False)
+    last, _ = await read_last_commit(client, query)
     return last.batch
 
 
@@ -256,31 +261,70 @@ async def end_batch(
     run: QueryRun = UNKNOWN_RUN,
     failed: bool = False,
 ) -> CommitPlan:
-    """Commit the transactions of a batch's tasks, or abort them; and end those that earlier attempts left open."""
+    """Commit the transactions of a batch's tasks, or abort them; and end those that earlier attempts left open.
+
+    BatchLost if the batch is in the commit log already and one of its transactions was not committed.
+    """
     done = _completed.setdefault(client, {})
     driver = client.producer(transactional_id=driver_transactional_id(query), transaction_timeout_ms=DRIVER_TIMEOUT_MS)
     try:
         await driver.start()
         last, partition = await read_last_commit(client, query)
-        known = [*written, *(() if done.pop(query, None) == last else last.prepared)]
+        unended = () if done.pop(query, None) == last else last.prepared
+        ends = dict(zip(unended, await _all([read_outcome(client, one) for one in unended]), strict=True))
+        # An id whose transaction has ended is not fenced: that would replace the state which tells how it ended.
+        known = [*written, *(one for one, end in ends.items() if end == OPEN)]
         # What will be committed must not time out; what fails keeps its timeout, should this driver die.
         timeout_ms = DRIVER_TIMEOUT_MS if failed else None
         fenced = await _fence_all(client, query, {one.transactional_id for one in known}, timeout_ms)
         ongoing = {name: one.ongoing for name, one in fenced.items() if one.ongoing is not None}
         plan = plan_commit(last, batch, written, ongoing, content=content, run=run, failed=failed)
         if plan.record != last or plan.commit or plan.abort:
-            await append_commit(driver, query, plan.record, partition)
+            await _append(client, driver, query, last, partition, plan, fenced)
     except ProducerFenced as error:
         raise CommitRefused(
             f"another driver runs query {query} with the same checkpoint; stop one of the two ({error.detail})"
         ) from None
     prepared = {one.transactional_id: one for one in plan.record.prepared}
     await _all(
-        [_commit(client, fenced[name], prepared[name]) for name in plan.commit]
+        [
+            _commit(client, fenced[name], prepared[name], batch_lost(query, batch, {name: ABORTED}))
+            for name in plan.commit
+        ]
         + [_end(client, PreparedTransaction(*fenced[name].producer), False) for name in plan.abort]
     )
-    done[query] = plan.record
+    lost = {one.transactional_id: end for one, end in ends.items() if end not in (OPEN, COMMITTED)}
+    if last.batch == batch and lost and not failed:
+        raise batch_lost(query, batch, lost)
+    if plan.record != last or not lost:
+        done[query] = plan.record
     return plan
+
+
+async def _append(
+    client: "Client",
+    driver: "TransactionalProducer",
+    query: str,
+    last: CommitRecord,
+    partition: int,
+    plan: CommitPlan,
+    fenced: dict[str, Fenced],
+) -> None:
+    """Append the commit record; if that fails for certain, abort what was fenced for it and has no timeout any more.
+
+    It is certain if the driver's transaction was aborted: then no other driver had taken over, so that none has fenced
+    these transactions in order to commit them.
+    """
+    try:
+        await append_commit(driver, query, plan.record, partition)
+    except FAILURES as error:
+        names = {*plan.abort, *(name for name in plan.commit if fenced[name].ongoing not in last.prepared)}
+        if driver.can_begin:
+            try:
+                await _all([_end(client, PreparedTransaction(*fenced[name].producer), False) for name in names])
+            except FAILURES as failure:
+                error.add_note(f"The transactions of the batch could not be aborted: {failure}")
+        raise
 
 
 async def end_job(client: "Client", job: str, written: Collection[PreparedTransaction], *, committed: bool) -> None:
@@ -339,14 +383,22 @@ async def _open_transactions(client: "Client", query: str, older_than_ms: int = 
     return [name for name in names if name.startswith(id_prefix)]
 
 
-async def _commit(client: "Client", fenced: Fenced, prepared: PreparedTransaction) -> None:
-    """Commit a transaction of the last commit record. Another driver may fence it, but can only commit it too."""
+async def _commit(client: "Client", fenced: Fenced, prepared: PreparedTransaction, lost: BatchLost) -> None:
+    """Commit a transaction of the last commit record; `lost` is raised if it was aborted.
+
+    Another driver may fence it, but can only commit it too.
+    """
     for _ in range(COMMIT_ATTEMPTS_MAX):
         if fenced.ongoing != prepared:
-            return  # it was committed: no driver aborts it
+            return  # another driver has committed it since it was found open
         try:
             await end_prepared(client, PreparedTransaction(*fenced.producer), committed=True)
         except ProducerFenced:
+            end = await read_outcome(client, prepared)
+            if end == ABORTED:
+                raise lost from None
+            if end != OPEN:
+                return  # another driver has committed it, and its tasks may have used the id again
             fenced = await fence(client, prepared.transactional_id)
         else:
             return
