@@ -4,6 +4,7 @@ A stream with exactly_once leaves the transactions of its tasks open, and the dr
 (`levada.spark.write.commit_protocol`).
 """
 
+import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -78,7 +79,10 @@ class Writer(QuickAck):
 
     def __getstate__(self) -> dict[str, Any]:
         """Spark pickles a writer for its tasks when it plans them; with transactions one that is sent at once."""
-        return self.__dict__ | ({"_padding": bytes(TASK_BUFFER_BYTES)} if self._is_exactly_once else {})
+        if not self._is_exactly_once:
+            return self.__dict__
+        _check_buffer_size()
+        return self.__dict__ | {"_padding": bytes(TASK_BUFFER_BYTES)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({name: value for name, value in state.items() if name != "_padding"})
@@ -193,17 +197,22 @@ class StreamWriter(Writer, DataSourceStreamArrowWriter):
         self._failure: Exception | None = None  # of that
 
     def __getstate__(self) -> dict[str, Any]:
-        """Spark makes a writer to plan a batch and another one to commit or abort it; it pickles only the first.
-
-        That one registers the schemas. A commit or abort must not fail because a registry is down.
-        """
-        if self._schema is not None:
-            schema, self._schema = self._schema, None
-            try:
-                self.register_schemas(schema)
-            except EXPLAINED as error:
-                self._failure = error  # tasks raise it: an error here would be one of pickle
+        """Spark makes a writer to plan a batch and another one to commit or abort it; it pickles only the first."""
+        self._register_once()
         return super().__getstate__()
+
+    def _register_once(self) -> None:
+        """Register the schemas; tasks raise its failure, since one of the caller would be an error of pickle.
+
+        Called when the writer is pickled: a commit or abort must not fail because a registry is down.
+        """
+        if self._schema is None:
+            return
+        schema, self._schema = self._schema, None
+        try:
+            self.register_schemas(schema)
+        except EXPLAINED as error:
+            self._failure = error
 
     @spark_callback()
     def write(self, iterator: Iterator[Any]) -> TaskCommit:
@@ -246,7 +255,8 @@ class StreamWriter(Writer, DataSourceStreamArrowWriter):
             return
         tasks = [one for one in messages if isinstance(one, TaskCommit)]
         if not tasks:
-            self._abort_open(batch)
+            if failed:  # a batch without tasks has nothing to commit
+                self._abort_open(batch)
             return
         query = tasks[0].query
         rows = sum(one.rows for one in tasks)
@@ -275,6 +285,16 @@ class StreamWriter(Writer, DataSourceStreamArrowWriter):
             queries = self._request(lambda client: transactions.find_queries(client, location))
         for one in queries:
             self._end_batch(one, batch, (), failed=True)
+
+
+def _check_buffer_size() -> None:
+    """Warn if tasks that wait for their first row do not renew transactions; Spark sets the variable in its workers."""
+    size = int(os.environ.get("SPARK_BUFFER_SIZE") or 0)
+    if size > TASK_BUFFER_BYTES:
+        warn(
+            f"spark.buffer.size is {size}, above {TASK_BUFFER_BYTES}: a task does not renew the transactions of its "
+            "query before its first row; raise option transactionTimeout if that may take long, or lower the setting"
+        )
 
 
 def prepared_transactions(messages: Sequence[WriterCommitMessage | None]) -> list[PreparedTransaction]:
