@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from levada.client.client import Client
     from levada.client.producer.transactions import TransactionalProducer
 
-TOPIC = "__levada_spark_decisions"
+TOPIC = "__levada_spark_commit_log"
 PARTITIONS = 8
 SETTINGS = {
     "cleanup.policy": "compact,delete",
