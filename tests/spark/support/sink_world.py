@@ -220,7 +220,7 @@ class World:
         yield
         names = set(self.open())
         fenced, outcomes = {}, dict[PreparedTransaction, str]()
-        for one in () if self.bugs.unread or last == ended else last.prepared:
+        for one in () if self.bugs.unread or self.bugs.listed_only or last == ended else last.prepared:
             yield
             outcomes[one] = self.outcome(one)
         if not self.bugs.listed_only:
