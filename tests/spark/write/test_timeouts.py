@@ -192,7 +192,7 @@ def test_a_batch_that_is_aborted_while_its_driver_commits_it_is_refused(
     query = new_query(hasty, **SHORT)
 
     async def late(coordinator: Coordinator, *one: Any, committed: bool) -> None:
-        await TransactionAdmin(blocking.client(hasty.bootstrap)).abort(one[0])
+        await TransactionAdmin(coordinator._client).abort(one[0])
         await end_transaction(coordinator, *one, committed=committed)
 
     monkeypatch.setattr(driver, "end_transaction", late)
