@@ -148,7 +148,9 @@ def describe(names: tuple[str, ...], output: Output, properties: ClientPropertie
 @click.argument("names", metavar="[TRANSACTIONAL_ID...]", nargs=-1)
 @click.option("--hanging", is_flag=True, help="Abort all hanging transactions.")
 @click.option("--topic", "topics", metavar="TOPIC", multiple=True, help="With --hanging: only in this topic.")
-@click.option("--force", is_flag=True, help="Also transactions that the commit log of the Spark sink has committed.")
+@click.option(
+    "--force", is_flag=True, help="Also transactions that the commit log of the Spark sink has committed, or may have."
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @connection_options
 def abort(
@@ -157,7 +159,7 @@ def abort(
     """Abort open and prepared transactions; their producers are fenced.
 
     A transaction of the Spark sink that is "committed, not ended yet" is refused, since its rows would be lost: commit
-    it, or give --force. Nothing is aborted then.
+    it, or give --force. So is one of which the commit log cannot tell now. Nothing is aborted then.
 
     \b
     Examples:
@@ -225,15 +227,21 @@ async def _check_abortable(client: "Client", names: tuple[str, ...], force: bool
     for state in states:
         _check_open(state)
     owners = await find_owners(client, states)
-    for name, owner in owners.items():
-        if owner.is_committed is None:
-            notice(f"commit log not readable: unknown whether the batch of {name} is committed, not ended yet")
+    if force:
+        return
     committed = [name for name, owner in owners.items() if owner.is_committed]
-    if committed and not force:
+    if committed:
         raise CommandError(
             f"batch {owners[committed[0]].last_batch} of the query of {committed[0]} is committed, not ended yet, "
             "and an abort loses its rows",
             hint=f"try: levada txn commit {' '.join(committed)}, or --force",
+        )
+    unknown = [name for name, owner in owners.items() if owner.is_committed is None]
+    if unknown:
+        raise CommandError(
+            f"commit log not readable: the batch of {unknown[0]} may be committed, not ended yet, and an abort loses "
+            "its rows",
+            hint="try again later: a partition is offline, or a transaction is open in it; or --force",
         )
 
 

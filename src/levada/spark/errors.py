@@ -32,6 +32,10 @@ class CommitRefused(RuntimeError):  # noqa: N818
     """A batch cannot be committed; none of its rows is visible."""
 
 
+class BatchLost(CommitRefused):
+    """A batch is in the commit log, and not all of its transactions were committed: rows of it are not visible."""
+
+
 class SchemaRegistryError(RuntimeError):
     """The schema registry cannot be reached, or refuses a request; the message names its URL."""
 

@@ -273,7 +273,7 @@ def test_a_topic_is_copied_into_one_with_as_many_partitions(shell: Shell) -> Non
 
 
 def test_topics_of_levadas_own_are_listed_only_when_asked_for(shell: Shell) -> None:
-    own = "__levada_spark_decisions"
+    own = "__levada_spark_commit_log"
     shell("topic", "create", "orders", "__levad", own)
     try:
         assert shell("topic", "list", "-q").lines() == ["__levad", "orders"]

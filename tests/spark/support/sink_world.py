@@ -3,7 +3,7 @@
 Every request is a step, so anything may happen between any two: a driver or a task dies, or pauses and continues when
 Spark has given it up. The coordinator is the broker's own state machine; `plan_commit` is the sink's own. While a
 coordinator moves, requests for its transactional ids fail, and ListTransactions leaves them out. Transactions time out
-between any two steps, unless a driver has fenced them.
+between any two steps, unless a driver has fenced them: those the broker aborts when nobody has come back for long.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -30,12 +30,14 @@ from levada.spark.write.commit_protocol import (
     CommitRecord,
     plan_commit,
 )
+from levada.spark.write.outcomes import COMMITTED, OPEN, UNKNOWN
 from levada.spark.write.transactions import driver_transactional_id, task_transactional_id
 from levada.wire.internal.transaction_records import Status
 
 QUERY = "q"
 ROWS = 4  # of each batch, as it is first planned
 TIMEOUT_MS = 1_000
+TWO_PHASE_TIMEOUT_MS = 1_000_000  # longer than any driver or task lives
 IDS = 50
 Steps = Iterator[None]
 Txn = tuple[str, int, int]
@@ -60,6 +62,7 @@ class Bugs:
     listed_only: bool = False  # a driver fences what is listed as open, and not what it knows by name
     believes: bool = False  # a driver takes a commit for finished before it is
     keeps_timeouts: bool = False  # a driver commits transactions that may time out
+    unread: bool = False  # a driver does not read how the transactions of a repeated batch have ended
     uncounted: bool = False  # a batch that was committed is skipped, however many rows it has now
 
 
@@ -82,7 +85,9 @@ class World:
     bugs: Bugs = field(default_factory=Bugs)
     moves: Callable[[str], bool] = lambda _: False  # whether the coordinator of an id is on its way just now
     machine: TransactionsMachine = field(
-        default_factory=lambda: TransactionsMachine(TransactionLimits(two_phase_commit=True))
+        default_factory=lambda: TransactionsMachine(
+            TransactionLimits(two_phase_commit=True, two_phase_timeout_ms=TWO_PHASE_TIMEOUT_MS)
+        )
     )
     commit_log: list[CommitRecord] = field(default_factory=list)  # the compacted topic, all of it
     rows: dict[Txn, list[tuple[int, int]]] = field(default_factory=dict)
@@ -93,6 +98,8 @@ class World:
     plans: dict[int, int] = field(default_factory=dict)  # Spark's offset log: how many rows a batch has
     available: int = ROWS  # for the next batch that is planned
     refused: bool = False  # a driver's batch cannot be committed
+    lost: set[int] = field(default_factory=set)  # committed batches that a driver refuses: perhaps they were aborted
+    goes_on: bool = False  # after such a batch: repeatedBatch=skip
     next_id: int = 1
     now_ms: int = 0
 
@@ -125,9 +132,9 @@ class World:
         for event in self.machine.complete(ending, self.now_ms, None).events:
             self.machine.apply(event)
 
-    def let_time_out(self) -> None:
+    def let_time_out(self, ms: int = TIMEOUT_MS) -> None:
         """Time passes, and no transaction is renewed."""
-        self.now_ms += TIMEOUT_MS
+        self.now_ms += ms
         outcome = self.machine.expire(self.now_ms)
         for event in outcome.events:
             self.machine.apply(event)
@@ -164,6 +171,14 @@ class World:
             self.permitted[name] = txn
         self.rows.setdefault(txn, []).append(row)
 
+    def outcome(self, one: PreparedTransaction) -> str:
+        """As `outcomes.read_outcome`; the model's markers are written at once."""
+        self._reach(one.transactional_id)
+        state = self.machine.transactions.get(one.transactional_id)
+        if state is None or (state.status is Status.ONGOING and (state.producer_id, state.producer_epoch) != one[1:]):
+            return UNKNOWN
+        return state.status.title
+
     def open(self) -> list[str]:
         """The open transactions that brokers list; those of moving coordinators are left out."""
         return [
@@ -177,9 +192,13 @@ class World:
 
     # Actors: generators that stop before each request.
 
-    def task(self, batch: int, partition: int, width: int, returned: dict[int, PreparedTransaction | None]) -> Steps:
+    def task(
+        self, batch: int, partition: int, width: int, returned: dict[int, PreparedTransaction | None], reads: bool
+    ) -> Steps:
+        """An attempt at a task, up to its message for the driver; it `reads` the commit log in a run's first batch."""
         rows = [(batch, row) for row in range(self.plans[batch]) if (batch + row % 2) % width == partition]
-        if not rows:
+        yield
+        if not rows or (reads and self.last().batch == batch):
             returned[partition] = None
             return
         for number in range(IDS):
@@ -214,22 +233,33 @@ class World:
             self.driver_epoch += 1
             kept = Kept(kept.ended, self.driver_epoch)
             yield
-            made = yield from self._append(batch, written, failed, self.last(), kept)
-        plan, fenced = made
+            last = self.last()
+            made = yield from self._append(batch, written, failed, last, kept)
+        else:
+            last = kept.ended
+        plan, fenced, has_lost = made
         yield from self._end(_ends(plan), fenced, plan.record)
         if plan.conflict:
             self.refused = True
             raise Dead
-        return Kept(plan.record, kept.epoch)
+        if last.batch == batch and has_lost and not failed:
+            self.lost.add(batch)
+            if not self.goes_on:
+                raise Dead
+        return Kept(plan.record, kept.epoch) if plan.record != last or not has_lost else Kept(NO_COMMIT, 0)
 
     def _append(
         self, batch: int, written: list[PreparedTransaction], failed: bool, last: CommitRecord, kept: Kept
-    ) -> Generator[None, None, tuple[CommitPlan, dict[str, Any]]]:
+    ) -> Generator[None, None, tuple[CommitPlan, dict[str, Any], bool]]:
         fenced = {}
+        outcomes: dict[PreparedTransaction, str] = {}
+        for one in () if self.bugs.unread or self.bugs.listed_only or last == kept.ended else last.prepared:
+            yield
+            outcomes[one] = self.outcome(one)
         known: set[str] = set()
         if not self.bugs.listed_only:
             known |= {one.transactional_id for one in written}
-            known |= {one.transactional_id for one in (last.prepared if last != kept.ended else ())}
+            known |= {one.transactional_id for one, state in outcomes.items() if state == OPEN}
         for name in sorted(known):
             yield
             fenced[name] = self.fence(name, two_phase=not failed and not self.bugs.keeps_timeouts)
@@ -247,7 +277,7 @@ class World:
         if kept.epoch != self.driver_epoch and not self.bugs.no_driver_fence:
             raise Dead
         self.commit_log.append(plan.record)
-        return plan, fenced
+        return plan, fenced, not set(outcomes.values()) <= {OPEN, COMMITTED}
 
     def _end(self, ends: list[tuple[str, bool]], fenced: dict[str, Any], record: CommitRecord) -> Steps:
         committing = {one.transactional_id: one for one in record.prepared}
@@ -280,15 +310,15 @@ class World:
 
         A batch that fails is aborted and ends the query.
         """
-        kept = Kept(NO_COMMIT, 0)
+        kept, first = Kept(NO_COMMIT, 0), max(self.commits, default=-1) + 1
         while len(self.commits) < batches:
             batch = max(self.commits, default=-1) + 1
             self.plans.setdefault(batch, self.available)
             returned: dict[int, PreparedTransaction | None] = {}
             for partition in range(width):
-                spawn(self.retried(batch, partition, width, returned))
+                spawn(self.retried(batch, partition, width, returned, batch == first))
                 if again():
-                    spawn(self.retried(batch, partition, width, returned))
+                    spawn(self.retried(batch, partition, width, returned, batch == first))
             while len(returned) < width:
                 yield
             written = [one for one in returned.values() if one is not None]
@@ -313,12 +343,12 @@ class World:
         self.plans.pop(last, None)
         self.commits.discard(last)
 
-    def retried(self, batch: int, partition: int, width: int, returned: dict[int, Any]) -> Steps:
+    def retried(self, batch: int, partition: int, width: int, returned: dict[int, Any], reads: bool) -> Steps:
         """Attempts at a task until one has returned, as Spark makes them; the first that returns counts."""
         while partition not in returned:
             own: dict[int, PreparedTransaction | None] = {}
             try:
-                yield from self.task(batch, partition, width, own)
+                yield from self.task(batch, partition, width, own, reads)
             except KafkaError:
                 yield
             else:

@@ -1,5 +1,6 @@
 """The commit log: what it tells about open transactions, and how records of queries that are gone are deleted."""
 
+from contextlib import nullcontext
 from time import monotonic
 from uuid import uuid4
 
@@ -9,11 +10,17 @@ from tests.support.shell import Shell
 from tests.support.waiting import until
 
 from levada.cli.errors import EXIT_FAILED
+from levada.client.admin.transactions import TransactionAdmin
 from levada.client.producer.partitioner import partition_for_key
+from levada.client.producer.transactions import PreparedTransaction
+from levada.model import TopicPartition
 from levada.spark import blocking
+from levada.spark.errors import CommitRefused
 from levada.spark.write import commit_log
-from levada.spark.write.commit_log import read_commits
-from levada.spark.write.transactions import task_transactional_id
+from levada.spark.write.commit_log import append_commit, encode_commit, read_commits, read_last_commit
+from levada.spark.write.commit_protocol import CommitRecord
+from levada.spark.write.owners import find_owners
+from levada.spark.write.transactions import begin_stream_task, driver_transactional_id, task_transactional_id
 from levada.testing import EmbeddedBroker
 
 
@@ -59,6 +66,11 @@ def test_operators_end_a_committed_transaction(broker: EmbeddedBroker, words: tu
         query.commit(7, message)
     ended = Shell(broker.bootstrap)("txn", *words, task_transactional_id(query.name, 0, 0), "--yes")
     assert ended.code == 0 and query.visible() == left
+    query.restarted()
+    with nullcontext() if left else pytest.raises(CommitRefused, match=f"{query.name}-0-0 was aborted, by an operator"):
+        query.commit(7, query.attempt(7, "a"))
+    query.commit(8, query.attempt(8, "b"))
+    assert query.visible() == [*left, "b"]
 
 
 def test_an_offline_commit_log_does_not_keep_operators_waiting() -> None:
@@ -79,15 +91,51 @@ def test_an_offline_commit_log_does_not_keep_operators_waiting() -> None:
             (hurt.name, None),
             (fine.name, True),
         ]
-        aborted = shell("txn", "abort", names[0], "--yes")
-        assert aborted.code == 0 and aborted.err == (
-            f"commit log not readable: unknown whether the batch of {names[0]} is committed, not ended yet\n"
-            f"aborted {names[0]}\n"
+        refused = shell("txn", "abort", names[0], "--yes")
+        assert refused.code == EXIT_FAILED and refused.err.startswith(
+            f"error: commit log not readable: the batch of {names[0]} may be committed, not ended yet, and an abort"
         )
+        assert hurt.name in shell("txn", "list", "--open").out
+        aborted = shell("txn", "abort", names[0], "--yes", "--force")
+        assert (aborted.code, aborted.err) == (0, f"aborted {names[0]}\n")
         readable = shell("txn", "describe", names[1], "-o", "json")
         assert readable.err == "" and readable.json()["owner"]["last_batch"] == 7
         assert monotonic() - began < 15
         blocking.close()
+
+
+def test_a_record_behind_an_open_transaction_is_unknown_to_operators(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a driver that died while it appended to the same partition of the commit log."""
+    monkeypatch.setattr(commit_log, "partition_for_key", lambda key, count: 0)
+    monkeypatch.setattr(commit_log, "FIND_POLICY", commit_log.FIND_POLICY._replace(timeout_ms=100))
+    query, dead = str(uuid4()), str(uuid4())
+    name = task_transactional_id(query, 0, 0)
+    log = TopicPartition(commit_log.TOPIC, 0)
+
+    async def find() -> tuple[object, ...]:
+        owners = await find_owners(client, [await TransactionAdmin(client).describe(name)])
+        return owners[name].is_committed, owners[name].last_batch
+
+    async def scenario() -> list[tuple[object, ...]]:
+        task = await begin_stream_task(client, query, 0, 60_000)
+        async with client.producer(transactional_id=driver_transactional_id(query)) as driver:
+            await read_last_commit(client, query)  # which creates the log
+            record = CommitRecord(7, (PreparedTransaction(*task),))
+            async with client.producer(transactional_id=driver_transactional_id(dead)) as other:
+                async with other.transaction() as open_one:
+                    future = await open_one.send(
+                        log.topic, encode_commit(CommitRecord(1, ())), key=dead.encode(), partition=0
+                    )
+                    await future
+                    await append_commit(driver, query, record, 0)
+                    found = [await find()]
+                found.append(await find())
+        return found
+
+    client = blocking.client(broker.bootstrap)
+    assert blocking.run(scenario()) == [(None, None), (False, 7)]
 
 
 def in_different_partitions() -> tuple[str, str]:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from tests.spark.support.sink_world import ROWS, Bugs, Dead, Steps, World
+from tests.spark.support.sink_world import ROWS, TWO_PHASE_TIMEOUT_MS, Bugs, Dead, Steps, World
 
 from levada.client.producer.transactions import PreparedTransaction
 from levada.core.transactions.state import EPOCH_MAX
@@ -22,9 +22,12 @@ SEEDS = 400
 
 
 def run(
-    seed: int, bugs: Bugs | None = None, first_epoch: int = 0, *, restored: bool = False
+    seed: int, bugs: Bugs | None = None, first_epoch: int = 0, *, restored: bool = False, days_pass: bool = False
 ) -> tuple[World, list[tuple[int, int]]]:
-    """Drivers come, die or fall asleep; at the end a healthy one finishes. The world, and what must be visible."""
+    """Drivers come, die or fall asleep; at the end a healthy one finishes. The world, and what must be visible.
+
+    If `days_pass`, all of them die before, and what they have left open is aborted.
+    """
     chance = random.Random(seed)
     world = World(first_epoch, bugs or Bugs(), coordinators(chance))
     actors: list[Steps] = []
@@ -52,6 +55,9 @@ def run(
             driver()  # a supervisor believes that the one before is dead
         else:
             step(actors, chance.choice(actors))
+    if days_pass:
+        actors.clear()
+        world.let_time_out(TWO_PHASE_TIMEOUT_MS)
     while actors:  # those who slept wake up, and go on for as long as they are let
         step(actors, chance.choice(actors))
         if actors and chance.random() < 0.05:
@@ -60,9 +66,13 @@ def run(
     world.refused = False
     if restored:
         world.restore_checkpoint()
-    actors.append(world.driver(2, BATCHES + 1, actors.append, never, never))  # undisturbed, and one batch more
-    while actors:
-        step(actors, chance.choice(actors))
+    world.lost.clear()
+    for world.goes_on in (False, True):  # an operator lets it go on, once it has said that a batch may be lost
+        actors.append(world.driver(2, BATCHES + 1, actors.append, never, never))  # undisturbed, and one batch more
+        while actors:
+            step(actors, chance.choice(actors))
+        if not world.lost:
+            break
     if world.refused:  # of what was committed nothing is lost or doubled, and nothing was added
         return world, [(batch, row) for batch in range(world.last().batch + 1) for row in range(ROWS)]
     return world, sorted((batch, row) for batch in world.commits for row in range(world.plans[batch]))
@@ -107,6 +117,19 @@ def test_a_checkpoint_restored_by_a_batch_loses_nothing_unless_a_driver_says_so(
     assert {world.refused for world, _ in worlds.values()} == {True, False}
     assert [seed for seed in worlds if not is_right(seed, restored=True)] == []
     assert any(not is_right(seed, Bugs(uncounted=True), restored=True) for seed in range(SEEDS))
+
+
+def says_what_is_lost(seed: int, bugs: Bugs | None = None) -> bool:
+    world, wanted = run(seed, bugs, days_pass=True)
+    missing = {batch for batch, _ in set(wanted) - set(world.visible)}
+    return missing <= world.lost and len(set(world.visible)) == len(world.visible) and not world.open()
+
+
+def test_a_committed_batch_that_was_aborted_after_days_is_never_lost_in_silence() -> None:
+    worlds = [run(seed, days_pass=True) for seed in range(SEEDS)]
+    assert any(world.lost for world, _ in worlds) and not all(world.lost for world, _ in worlds)
+    assert [seed for seed in range(SEEDS) if not says_what_is_lost(seed)] == []
+    assert any(not says_what_is_lost(seed, Bugs(unread=True)) for seed in range(SEEDS))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tests.support.shell import Shell
 from levada import Client
 from levada.client.producer.transactions import PreparedTransaction
 from levada.errors import KafkaError
-from levada.spark import blocking
+from levada.spark import blocking, errors
 from levada.spark.errors import CommitRefused
 from levada.spark.write import driver, transactions
 from levada.spark.write.commit_log import append_commit, read_last_commit
@@ -105,7 +105,7 @@ def test_a_batch_that_failed_is_aborted_though_no_broker_lists_it(query: Query) 
 
 
 def test_a_commit_record_names_what_its_coordinator_has_forgotten(query: Query) -> None:
-    """A transactional id that expired: its transaction has ended."""
+    """A transactional id that expired: its transaction has ended, and nobody knows how."""
     forgotten = task_transactional_id(query.name, 5, 0)
 
     async def append(client: Client) -> None:
@@ -115,7 +115,8 @@ def test_a_commit_record_names_what_its_coordinator_has_forgotten(query: Query) 
             await append_commit(driver, query.name, commit, partition)
 
     blocking.run(append(blocking.client(query.bootstrap)))
-    query.commit(0, query.attempt(0, "a"))
+    with pytest.raises(CommitRefused, match=f"{forgotten} has ended, and its coordinator does not know any more how"):
+        query.commit(0, query.attempt(0, "a"))
     query.commit(1, query.attempt(1, "b"))
     assert query.visible() == ["b"]
     assert forgotten not in Shell(query.bootstrap)("txn", "list", "--open").out
@@ -181,7 +182,7 @@ def test_a_batch_does_not_look_for_what_the_one_before_has_ended(query: Query, m
     blocking.close()  # another process
     query.restarted()
     query.commit(1, query.attempt(1, "b", partition=1))
-    assert fenced == [task_transactional_id(query.name, 1, 0)]
+    assert fenced == []  # the process has read that it is committed
 
 
 def test_a_driver_that_dies_after_all_is_done_writes_nothing_again(query: Query) -> None:
@@ -298,12 +299,13 @@ def test_a_batch_that_failed_leaves_nothing_though_no_task_returned(
     broker: EmbeddedBroker, tmp_path: Path, readable: bool
 ) -> None:
     """Its query is found in the checkpoint; in the commit log if that is on a file system of the JVM."""
-    name, location = f"query-{next(NUMBERS)}", str(tmp_path) if readable else f"hdfs://nowhere{tmp_path}"
+    name, location = f"query-{next(NUMBERS)}", str(tmp_path) if readable else f"hdfs://nowhere{tmp_path}/"
     (tmp_path / "metadata").write_text(json.dumps({"id": name}))
     query = Query(broker.bootstrap, name, broker.topic(), checkpointLocation=location)
     query.commit(0, query.attempt(0, "a"))
     query.attempt(1, "b")
-    query.abort(1, None)
+    same = Query(broker.bootstrap, name, query.topic, checkpointLocation=location.rstrip("/"))  # as Spark may name it
+    same.abort(1, None)
     assert task_transactional_id(name, 0, 0) not in Shell(broker.bootstrap)("txn", "list", "--open").out
     query.commit(1, query.attempt(1, "b"))
     assert query.visible() == ["a", "b"]
@@ -329,6 +331,31 @@ def test_a_failed_batch_leaves_a_query_alone_whose_checkpoint_may_be_another(
     failed.abort(0, None)
     living.commit(1, message)
     assert living.visible() == ["a", "b"]
+
+
+def test_a_batch_without_tasks_needs_no_broker(tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_text(json.dumps({"id": "empty"}))
+    Query("127.0.0.1:1", "empty", "nowhere", checkpointLocation=str(tmp_path)).commit(0)
+
+
+@pytest.mark.parametrize(
+    ("size", "delivery", "warns"),
+    [
+        ("65536", "exactly_once", False),
+        ("1048576", "exactly_once", True),
+        ("1048576", "at_least_once", False),
+        ("", "exactly_once", False),
+    ],
+)
+def test_a_large_buffer_before_the_first_row_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, size: str, delivery: str, warns: bool
+) -> None:
+    """Spark's own setting, by the variable of its Python workers."""
+    monkeypatch.setenv("SPARK_BUFFER_SIZE", size)
+    monkeypatch.setattr(errors, "_warned", {})
+    writer = Query("127.0.0.1:1", "buffered", "nowhere", delivery=delivery).writer()
+    with pytest.warns(UserWarning, match="spark.buffer.size is 1048576") if warns else nullcontext():
+        pickle.dumps(writer)
 
 
 def test_a_driver_that_was_overtaken_is_reported_so(query: Query) -> None:

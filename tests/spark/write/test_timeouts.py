@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 from tests.spark.support.sink_tasks import Job, Query, killed_at, rows
 from tests.support.reading import wait_until_ended
+from tests.support.shell import Shell
 from tests.support.waiting import until
 
-from levada.client.admin.transactions import TransactionState
+from levada.client.admin.transactions import TransactionAdmin, TransactionState
 from levada.client.client import Client
+from levada.client.coordinator import Coordinator
+from levada.client.producer.transactions import end_transaction
 from levada.errors import KafkaError
+from levada.spark import blocking
 from levada.spark.errors import CommitRefused
-from levada.spark.write import task, transactions
+from levada.spark.write import commit_log, driver, task, transactions
 from levada.testing import EmbeddedBroker
 
 NUMBERS = count(1)
@@ -109,6 +113,128 @@ def test_a_batch_in_the_commit_log_does_not_time_out(broker: EmbeddedBroker) -> 
     query.restarted()
     query.commit(0, query.attempt(0, "ab"))
     assert (query.visible(), other.visible()) == (["a", "b"], [])
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[EmbeddedBroker]:
+    """A broker on which two-phase transactions end soon, as after days."""
+    with EmbeddedBroker({"levada.transaction.two.phase.commit.timeout.ms": "2000"}) as broker:
+        yield broker
+        blocking.close()
+
+
+def test_what_a_driver_fenced_before_it_died_waits_for_the_next_start_or_the_bound(hasty: EmbeddedBroker) -> None:
+    """It dies before it appends to the commit log: the transactions are not in it, and have lost their timeouts."""
+    back, gone = new_query(hasty, **SHORT), new_query(hasty, **SHORT)
+    for query in (back, gone):
+        with killed_at("append_commit"):
+            query.commit(0, query.attempt(0, "a"))
+        state = blocking.run(TransactionAdmin(blocking.client(hasty.bootstrap)).describe(name_of(query, 0)))
+        assert (state.state, state.is_two_phase) == ("Ongoing", True)
+    back.restarted()
+    back.commit(0, back.attempt(0, "b"))
+    assert back.visible() == ["b"]
+    wait_until_ended(gone.bootstrap, gone.topic)
+    gone.restarted()
+    gone.commit(0, gone.attempt(0, "c"))
+    assert gone.visible() == ["c"]
+
+
+@pytest.mark.parametrize("ends", ["commit", "abort"])
+def test_a_driver_that_cannot_append_leaves_nothing_open(ends: str) -> None:
+    """The commit log refuses its record, as also if it names very many transactions."""
+    with EmbeddedBroker() as broker:
+        query = new_query(broker)
+        query.commit(0, query.attempt(0, "a"))
+        shell = Shell(broker.bootstrap)
+        assert shell("config", "set", "topic", commit_log.TOPIC, "max.message.bytes=100").code == 0
+        message = query.attempt(1, "b")
+        query.attempt(1, "x", partition=1)  # of a task that was killed
+        with pytest.raises(KafkaError, match="MESSAGE_TOO_LARGE"):
+            getattr(query, ends)(1, message)
+        assert name_of(query, 0) not in shell("txn", "list", "--open").out
+        wait_until_ended(query.bootstrap, query.topic)
+        assert query.visible() == ["a"]
+        blocking.close()
+
+
+@pytest.mark.parametrize("fenced_again", [False, True])
+def test_a_committed_batch_that_timed_out_is_refused_however_often_it_is_repeated(
+    hasty: EmbeddedBroker, fenced_again: bool
+) -> None:
+    """Its driver died, and did not come back in time: the rows are lost, and the query must not go on in silence."""
+    query = new_query(hasty, **SHORT)
+    with killed_at("_commit"):
+        query.commit(3, query.attempt(3, "ab"), query.attempt(3, "c", partition=1))
+    if fenced_again:  # a second driver dies as well
+        query.restarted()
+        with killed_at("_commit"):
+            query.commit(3, query.attempt(3, "ab"), query.attempt(3, "c", partition=1))
+    wait_until_ended(query.bootstrap, query.topic)
+    assert query.visible() == []
+    lost = rf"batch 3 of query {query.name} is in the commit log, but .*-{query.name}-0-0 \(and 1 more\) was aborted"
+    for _ in range(2):
+        query.restarted()
+        messages = [query.attempt(3, "ab"), query.attempt(3, "c", partition=1)]
+        with pytest.raises(CommitRefused, match=lost + ".*repeatedBatch=skip"):
+            query.commit(3, *messages)
+        query.abort(3, *messages)  # as Spark does
+    lenient = Query(query.bootstrap, query.name, query.topic, repeatedBatch="skip").restarted()
+    with pytest.warns(UserWarning, match=lost):
+        lenient.commit(3, lenient.attempt(3, "ab"), lenient.attempt(3, "c", partition=1))
+    lenient.commit(4, lenient.attempt(4, "d"))
+    assert query.visible() == ["d"]
+
+
+def test_a_batch_that_is_aborted_while_its_driver_commits_it_is_refused(
+    hasty: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = new_query(hasty, **SHORT)
+
+    async def late(coordinator: Coordinator, *one: Any, committed: bool) -> None:
+        await TransactionAdmin(coordinator._client).abort(one[0])
+        await end_transaction(coordinator, *one, committed=committed)
+
+    monkeypatch.setattr(driver, "end_transaction", late)
+    with pytest.raises(CommitRefused, match=f"batch 3 .*-{query.name}-0-0 was aborted"):
+        query.commit(3, query.attempt(3, "a"))
+
+
+def test_a_job_that_timed_out_after_its_commit_is_refused(hasty: EmbeddedBroker) -> None:
+    topic = hasty.topic()
+    app: dict[str, object] = {"topic": topic, "txnVersion": 1, "txnAppId": topic} | SHORT
+    with killed_at("_commit"):
+        Job(hasty, **app).run(rows("a"))
+    wait_until_ended(hasty.bootstrap, topic)
+    with pytest.raises(CommitRefused, match=f"{topic} version 1: batch 1 of .* was aborted.*another txnAppId"):
+        Job(hasty, **app).run(rows("a"))
+    Job(hasty, **(app | {"txnAppId": f"{topic}-2"})).run(rows("a"))
+    assert [record.value for record in hasty.records(topic)] == [b"a"]
+
+
+def test_a_batch_whose_transactions_are_forgotten_is_refused(hasty: EmbeddedBroker) -> None:
+    """Their ids have expired, or a task of a driver that was taken for dead has used them."""
+    query = new_query(hasty, **SHORT)
+    query.commit(3, query.attempt(3, "a"))
+    blocking.run(transactions.fence(blocking.client(hasty.bootstrap), name_of(query, 0)))
+    blocking.close()  # the process that committed it ends
+    query.restarted()
+    with pytest.raises(CommitRefused, match="its coordinator does not know any more how"):
+        query.commit(3, query.attempt(3, "a"))
+
+
+def test_a_batch_that_ended_is_complete_for_the_next_driver(hasty: EmbeddedBroker) -> None:
+    """Its driver died before Spark wrote that down."""
+    query = new_query(hasty, **SHORT)
+    query.commit(3, query.attempt(3, "a"), query.attempt(3, "b", partition=1))
+    for _ in range(2):
+        blocking.close()
+        query.restarted()
+        message = query.attempt(3, "ab")
+        query.abort(3, message)
+        query.commit(3, message)
+    query.commit(4, query.attempt(4, "c"))
+    assert query.visible() == ["a", "b", "c"]
 
 
 def test_a_running_task_renews_its_transaction_and_those_of_tasks_that_have_ended(

@@ -153,14 +153,23 @@ class TransactionAdmin:
         return [one for one in before if (one.producer_id, one.partition) not in known and one.identity in after]
 
     async def abort(self, name: str) -> None:
-        """Abort the open transaction of a transactional id; its producer is fenced."""
-        await self._init(name, keep_prepared=False)
+        """Abort the open transaction of a transactional id; its producer is fenced.
+
+        The state of a prepared transaction is CompleteAbort then, which its owner may have to read.
+        """
+        if (await self.describe(name)).is_two_phase:
+            await self._end_prepared(name, committed=False)
+        else:
+            await self._init(name, keep_prepared=False)
 
     async def commit(self, name: str) -> None:
         """Commit the prepared transaction of a transactional id in place of its producer, which is fenced."""
+        await self._end_prepared(name, committed=True)
+
+    async def _end_prepared(self, name: str, *, committed: bool) -> None:
         response = await self._init(name, keep_prepared=True)
         owner = PreparedTransaction(name, response.producer_id, response.producer_epoch)
-        await end_prepared(self._client, owner, committed=True)
+        await end_prepared(self._client, owner, committed=committed)
 
     async def _init(self, name: str, *, keep_prepared: bool) -> Any:
         coordinator = Coordinator(self._client, KeyType.TRANSACTION, name)

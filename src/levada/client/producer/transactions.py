@@ -154,6 +154,11 @@ class TransactionalProducer:
     ) -> None:
         await self.close()
 
+    @property
+    def can_begin(self) -> bool:
+        """Whether the last transaction has ended, and its coordinator had no other producer then."""
+        return self._identity is not None and self._open is None
+
     async def start(self) -> None:
         """Take over the transactional id; the open transaction of its former producer is aborted or kept."""
         response = await init_transactions(

@@ -207,8 +207,7 @@ class TransactionsMachine:
     ) -> Outcome:
         """AddPartitionsToTxn, AddOffsetsToTxn, and partitions that a Produce of transaction version 2 adds.
 
-        A client of transaction version 2 has no other reason to add partitions that the transaction has: it renews the
-        transaction, whose timeout begins again.
+        Repeating partitions that the transaction has restarts its timeout, if the client has transaction version 2.
         """
         current = self._validate_producer(transactional_id, client)
         if not topic_partitions:  # nothing begins without a partition, and nothing is renewed

@@ -11,8 +11,9 @@ OFFSET_LOG_HEADER_LINES = 2  # its version; when the batch was planned and the s
 
 
 def checkpoint_location(given: Mapping[str, str]) -> str:
-    """The checkpoint directory in the options of a query; empty if they do not have it."""
-    return re.sub("^file:(//)?/", "/", spark_option(given, "checkpointLocation"))
+    """The checkpoint directory in the options of a query, without a slash at its end; empty if they do not have it."""
+    location = re.sub("^file:(//)?/", "/", spark_option(given, "checkpointLocation"))
+    return location.rstrip("/") or location
 
 
 def has_authority(location: str) -> bool:

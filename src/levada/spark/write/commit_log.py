@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from levada.client.client import Client
     from levada.client.producer.transactions import TransactionalProducer
 
-TOPIC = "__levada_spark_decisions"
+TOPIC = "__levada_spark_commit_log"
 PARTITIONS = 8
 SETTINGS = {
     "cleanup.policy": "compact,delete",
@@ -83,11 +83,10 @@ async def append_commit(driver: "TransactionalProducer", query: str, commit: Com
         await transaction.send(TOPIC, encode_commit(commit), key=query.encode(), partition=partition)
 
 
-async def read_last_commit(client: "Client", query: str, *, wait_for_open: bool = True) -> tuple[CommitRecord, int]:
+async def read_last_commit(client: "Client", query: str) -> tuple[CommitRecord, int]:
     """A query's last commit record, NO_COMMIT if there is none; and its partition of the commit log.
 
-    With `wait_for_open` it waits for open transactions of other queries in this partition; without it ignores the
-    records after them.
+    Waits for open transactions of other queries in this partition.
     """
     key = query.encode()
     deadline = asyncio.get_running_loop().time() + TIMEOUT_MS / 1000
@@ -96,8 +95,7 @@ async def read_last_commit(client: "Client", query: str, *, wait_for_open: bool 
         try:
             number = partition_for_key(key, await _partitions(client))
             partition = TopicPartition(TOPIC, number)
-            level = 0 if wait_for_open else 1
-            values = await _last_values(client, partition, deadline, isolation_level=level)
+            values = await _last_values(client, partition, deadline, isolation_level=0)
         except FAILURES:
             client.invalidate_metadata(TOPIC)
             raise
@@ -111,12 +109,15 @@ async def read_commits(client: "Client") -> dict[str, CommitRecord]:
     """The last commit records of all queries, by query; nothing if there is no commit log."""
     found: dict[str, CommitRecord] = {}
     for number in range(await _existing_partitions(client)):
-        found |= await _read_partition(client, number, POLICY)
+        found |= await _read_partition(client, number, POLICY, isolation_level=1)
     return found
 
 
 async def find_commits(client: "Client", queries: Collection[str]) -> dict[str, CommitRecord | None]:
-    """The last commit record of each query: NO_COMMIT if there is none, None if its partition cannot be read now."""
+    """The last commit record of each query: NO_COMMIT if there is none, None if its partition cannot be read now.
+
+    It cannot while a transaction is open in it, after which there may be other records.
+    """
     count = await _existing_partitions(client)
     if not count:
         return dict.fromkeys(queries, NO_COMMIT)
@@ -125,7 +126,7 @@ async def find_commits(client: "Client", queries: Collection[str]) -> dict[str, 
 
     async def read(number: int) -> dict[str, CommitRecord] | None:
         try:
-            return await _read_partition(client, number, FIND_POLICY)
+            return await _read_partition(client, number, FIND_POLICY, isolation_level=0)
         except FAILURES:
             return None
 
@@ -142,11 +143,13 @@ async def _existing_partitions(client: "Client") -> int:
     return len(topic.partitions) if topic is not None else 0
 
 
-async def _read_partition(client: "Client", number: int, policy: RetryPolicy) -> dict[str, CommitRecord]:
-    """The last commit records in a partition, by query; ignores the records after an open transaction."""
+async def _read_partition(
+    client: "Client", number: int, policy: RetryPolicy, *, isolation_level: int
+) -> dict[str, CommitRecord]:
+    """The last commit records in a partition, by query; isolation level 1 ignores those after an open transaction."""
     partition = TopicPartition(TOPIC, number)
     deadline = asyncio.get_running_loop().time() + policy.timeout_ms / 1000
-    values = await retry(client, lambda: _last_values(client, partition, deadline, isolation_level=1), policy)
+    values = await retry(client, lambda: _last_values(client, partition, deadline, isolation_level), policy)
     return {key.decode(): decode_commit(value) for key, value in values.items() if value is not None}
 
 

@@ -7,11 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from levada.client.admin.transactions import TransactionAdmin
-from levada.client.errors import ProducerFenced
+from levada.client.errors import FAILURES, ProducerFenced
 from levada.client.producer.transactions import PreparedTransaction, end_transaction
 from levada.client.retry import retry
 from levada.errors import ErrorCode, KafkaError
-from levada.spark.errors import CommitRefused
+from levada.spark.errors import BatchLost, CommitRefused
 from levada.spark.write import transactions
 from levada.spark.write.commit_log import append_commit, read_last_commit
 from levada.spark.write.commit_protocol import (
@@ -23,6 +23,7 @@ from levada.spark.write.commit_protocol import (
     QueryRun,
     plan_commit,
 )
+from levada.spark.write.outcomes import ABORTED, COMMITTED, OPEN, batch_lost, read_outcome
 
 if TYPE_CHECKING:
     from levada.client.client import Client
@@ -57,17 +58,20 @@ async def end_batch(
     run: QueryRun = UNKNOWN_RUN,
     failed: bool = False,
 ) -> CommitPlan:
-    """Commit the transactions of a batch's tasks, or abort them; and end those that earlier attempts left open."""
+    """Commit the transactions of a batch's tasks, or abort them; and end those that earlier attempts left open.
+
+    BatchLost if the batch is in the commit log already and one of its transactions was not committed.
+    """
     drivers = transactions.kept_for(client, _drivers)
     kept = drivers.pop(query, None)
     commit = partial(_commit_batch, client, query, batch, written, content=content, run=run, failed=failed)
     made = None
     if kept is not None and kept.last.batch == batch - 1 and not failed:
         with suppress(KafkaError):  # another driver has taken over, or the id has expired
-            made = await commit(kept, kept.last)
+            made = await commit(kept, kept.last, aborts=False)
     if made is None or made.plan.conflict is not None:
         try:
-            made = await commit(await _take_over(client, query), None if kept is None else kept.last)
+            made = await commit(await _take_over(client, query), None if kept is None else kept.last, aborts=True)
         except ProducerFenced as error:
             raise CommitRefused(
                 f"another driver runs query {query} with the same checkpoint; stop one of the two ({error.detail})"
@@ -75,10 +79,17 @@ async def end_batch(
     plan, fenced = made.plan, made.fenced
     prepared = {one.transactional_id: one for one in plan.record.prepared}
     await transactions.run_all(
-        [_commit(client, fenced[name], prepared[name]) for name in plan.commit]
+        [
+            _commit(client, fenced[name], prepared[name], batch_lost(query, batch, {name: ABORTED}))
+            for name in plan.commit
+        ]
         + [_end(client, PreparedTransaction(*fenced[name].producer), False) for name in plan.abort]
     )
-    drivers[query] = made.driver._replace(last=plan.record)
+    last = made.driver.last
+    if last.batch == batch and made.lost and not failed:
+        raise batch_lost(query, batch, made.lost)
+    if plan.record != last or not made.lost:
+        drivers[query] = made.driver._replace(last=plan.record)
     return plan
 
 
@@ -88,6 +99,7 @@ class _Made(NamedTuple):
     driver: _Driver
     plan: CommitPlan
     fenced: dict[str, transactions.Fenced]
+    lost: dict[str, str]  # states by transactional id: of the last commit record, neither open nor committed
 
 
 async def _take_over(client: "Client", query: str) -> _Driver:
@@ -111,18 +123,53 @@ async def _commit_batch(
     content: BatchContent,
     run: QueryRun,
     failed: bool,
+    aborts: bool,
 ) -> _Made:
-    """Fence the transactions of a batch and append its commit record; those of `ended` are known to have ended."""
+    """Fence the transactions of a batch and append its commit record; those of `ended` are known to have ended.
+
+    With `aborts` no other attempt follows.
+    """
     last = driver.last
-    known = [*written, *(() if last == ended else last.prepared)]
+    unended = () if last == ended else last.prepared
+    ends = dict(zip(unended, await transactions.run_all([read_outcome(client, one) for one in unended]), strict=True))
+    # An id whose transaction has ended is not fenced: that would replace the state which tells how it ended.
+    known = [*written, *(one for one, end in ends.items() if end == OPEN)]
     # What will be committed must not time out; what fails keeps its timeout, should this driver die.
     timeout_ms = transactions.DRIVER_TIMEOUT_MS if failed else None
     fenced = await _fence_all(client, query, {one.transactional_id for one in known}, timeout_ms)
     ongoing = {name: one.ongoing for name, one in fenced.items() if one.ongoing is not None}
     plan = plan_commit(last, batch, written, ongoing, content=content, run=run, failed=failed)
     if plan.record != last or plan.commit or plan.abort:
+        await _append(client, driver, query, plan, fenced, aborts=aborts)
+    lost = {one.transactional_id: end for one, end in ends.items() if end not in (OPEN, COMMITTED)}
+    return _Made(driver, plan, fenced, lost)
+
+
+async def _append(
+    client: "Client",
+    driver: _Driver,
+    query: str,
+    plan: CommitPlan,
+    fenced: dict[str, transactions.Fenced],
+    *,
+    aborts: bool,
+) -> None:
+    """Append the commit record; if that fails for certain, abort what was fenced for it and has no timeout any more.
+
+    It is certain if the driver's transaction was aborted: then no other driver had taken over, so that none has fenced
+    these transactions in order to commit them.
+    """
+    try:
         await append_commit(driver.producer, query, plan.record, driver.partition)
-    return _Made(driver, plan, fenced)
+    except FAILURES as error:
+        names = {*plan.abort, *(name for name in plan.commit if fenced[name].ongoing not in driver.last.prepared)}
+        if aborts and driver.producer.can_begin:
+            ends = [_end(client, PreparedTransaction(*fenced[name].producer), False) for name in names]
+            try:
+                await transactions.run_all(ends)
+            except FAILURES as failure:
+                error.add_note(f"The transactions of the batch could not be aborted: {failure}")
+        raise
 
 
 async def settle(client: "Client", query: str) -> None:
@@ -178,16 +225,26 @@ async def _fence_all(
     return {one.producer.transactional_id: one for one in found}
 
 
-async def _commit(client: "Client", fenced: transactions.Fenced, prepared: PreparedTransaction) -> None:
-    """Commit a transaction of the last commit record. Another driver may fence it, but can only commit it too."""
+async def _commit(
+    client: "Client", fenced: transactions.Fenced, prepared: PreparedTransaction, lost: BatchLost
+) -> None:
+    """Commit a transaction of the last commit record; `lost` is raised if it was aborted.
+
+    Another driver may fence it, but can only commit it too.
+    """
     for _ in range(COMMIT_ATTEMPTS_MAX):
         if fenced.ongoing != prepared:
-            return  # it was committed: no driver aborts it
+            return  # another driver has committed it since it was found open
         try:
             await end_transaction(
                 transactions.coordinator(client, prepared.transactional_id), *fenced.producer, committed=True
             )
         except ProducerFenced:
+            end = await read_outcome(client, prepared)
+            if end == ABORTED:
+                raise lost from None
+            if end != OPEN:
+                return  # another driver has committed it, and its tasks may have used the id again
             fenced = await transactions.fence(client, prepared.transactional_id)
         else:
             return

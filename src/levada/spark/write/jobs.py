@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from levada.spark import blocking
-from levada.spark.errors import CommitRefused, OptionError, spark_callback, warn
+from levada.spark.errors import BatchLost, CommitRefused, OptionError, spark_callback, warn
 from levada.spark.write import driver, transactions
 from levada.spark.write.commit_protocol import BatchContent, CommitRecord
 from levada.spark.write.digest import RowsDigest, sum_digests
@@ -59,7 +59,10 @@ class NamedJobWriter(Writer, DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         tasks = [one for one in messages if isinstance(one, TaskCommit)]
         content = BatchContent(sum(one.rows for one in tasks), None, sum_digests([one.digest for one in tasks]))
-        plan = self._end_batch(self._query, self._version, messages, content, failed=False)
+        try:
+            plan = self._end_batch(self._query, self._version, messages, content, failed=False)
+        except BatchLost as lost:
+            raise CommitRefused(f"{self._name}: {lost}. To write them, use another txnAppId") from None
         if plan.conflict is not None and plan.record.batch < self._version:
             raise CommitRefused(f"{self._name}: {plan.conflict}")
         skipped = self._skipped(plan.record, content)

@@ -30,7 +30,7 @@ class Owner(NamedTuple):
     checkpoint: str | None
     task: int | None  # the task's partition; None for the driver
     last_batch: int | None
-    is_committed: bool | None  # whether the commit log has its open transaction: its batch is committed, not ended yet
+    is_committed: bool | None  # whether the commit log has its open transaction; never that of a driver or unnamed job
 
     @property
     def text(self) -> str:
@@ -55,13 +55,15 @@ def _owner(state: "TransactionState", found: re.Match[str], commit: CommitRecord
     last = commit or NO_COMMIT
     transaction = (state.transactional_id, state.producer_id, state.producer_epoch)
     is_app = query.startswith(APP_PREFIX)
+    kind = "txnAppId" if is_app else ("query" if "-" in query else "job")
+    is_logged = task is not None and kind != "job"
     return Owner(
-        "txnAppId" if is_app else ("query" if "-" in query else "job"),
+        kind,
         unquote(query.removeprefix(APP_PREFIX)) if is_app else query,
         last.run.name or None,
         last.run.id or None,
         last.run.checkpoint or None,
         None if task is None else int(task),
         None if last.batch < 0 else last.batch,
-        None if commit is None else state.state == "Ongoing" and transaction in last.prepared,
+        None if commit is None and is_logged else state.state == "Ongoing" and transaction in last.prepared,
     )

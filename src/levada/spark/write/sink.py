@@ -4,6 +4,7 @@ A stream with exactly_once leaves the transactions of its tasks open, and the dr
 (`levada.spark.write.commit_protocol`).
 """
 
+import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from levada.client.producer.sender import init_producer_id
 from levada.client.producer.transactions import PreparedTransaction
 from levada.client.retry import RetryPolicy
 from levada.spark import blocking
-from levada.spark.errors import EXPLAINED, CommitRefused, spark_callback, warn
+from levada.spark.errors import EXPLAINED, BatchLost, CommitRefused, spark_callback, warn
 from levada.spark.worker import QuickAck, is_input_closed, retain_freed_memory
 from levada.spark.write import driver, transactions
 from levada.spark.write.checkpoint import checkpoint_location, has_authority, offsets_digest, query_id, spark_option
@@ -39,6 +40,10 @@ RUN_ID = "spark.jobGroup.id"  # of a stream: its run id, new at each start
 CONTINUOUS_UNSUPPORTED = (
     "Spark does not pass rows to a Python sink in continuous processing, so nothing is written. Stop the query and "
     "start it with another trigger than continuous, and with a new checkpoint"
+)
+BATCH_LOST = (
+    "To write them again, start with a new checkpoint from the offsets at which this batch begins; to go on without "
+    "them, start the query once with option repeatedBatch=skip"
 )
 # Spark gathers so much (spark.buffer.size) of a task and its first rows before it sends anything to the Python worker.
 # A task that is larger begins before its first row is computed, and renews the transactions of its query meanwhile.
@@ -76,7 +81,10 @@ class Writer(QuickAck):
 
     def __getstate__(self) -> dict[str, Any]:
         """Spark pickles a writer for its tasks when it plans them; with transactions one that is sent at once."""
-        return self.__dict__ | ({"_padding": bytes(TASK_BUFFER_BYTES)} if self._is_exactly_once else {})
+        if not self._is_exactly_once:
+            return self.__dict__
+        _check_buffer_size()
+        return self.__dict__ | {"_padding": bytes(TASK_BUFFER_BYTES)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({name: value for name, value in state.items() if name != "_padding"})
@@ -190,19 +198,23 @@ class StreamWriter(Writer, DataSourceStreamArrowWriter):
         self._failure: Exception | None = None  # of that
 
     def __getstate__(self) -> dict[str, Any]:
-        """Spark makes a writer to plan a batch and another one to commit or abort it; it pickles only the first.
-
-        That one ends what an earlier driver left, and registers the schemas. A commit or abort must not fail because a
-        registry is down.
-        """
+        """Spark makes a writer to plan a batch and another one to commit or abort it; it pickles only the first."""
         self._settle()
-        if self._schema is not None:
-            schema, self._schema = self._schema, None
-            try:
-                self.register_schemas(schema)
-            except EXPLAINED as error:
-                self._failure = error  # tasks raise it: an error here would be one of pickle
+        self._register_once()
         return super().__getstate__()
+
+    def _register_once(self) -> None:
+        """Register the schemas; tasks raise its failure, since one of the caller would be an error of pickle.
+
+        Called when the writer is pickled: a commit or abort must not fail because a registry is down.
+        """
+        if self._schema is None:
+            return
+        schema, self._schema = self._schema, None
+        try:
+            self.register_schemas(schema)
+        except EXPLAINED as error:
+            self._failure = error
 
     @spark_callback()
     def write(self, iterator: Iterator[Any]) -> TaskCommit:
@@ -245,13 +257,20 @@ class StreamWriter(Writer, DataSourceStreamArrowWriter):
             return
         tasks = [one for one in messages if isinstance(one, TaskCommit)]
         if not tasks:
-            self._abort_open(batch)
+            if failed:  # a batch without tasks has nothing to commit
+                self._abort_open(batch)
             return
         query = tasks[0].query
         rows = sum(one.rows for one in tasks)
         content = BatchContent(rows if self._compares_rows else None, offsets_digest(self._checkpoint, batch))
         run = QueryRun(self._name, next((one.run for one in tasks if one.run), ""), self._checkpoint)
-        plan = self._end_batch(query, batch, messages, content, run, failed=failed)
+        try:
+            plan = self._end_batch(query, batch, messages, content, run, failed=failed)
+        except BatchLost as lost:
+            if self._compares_rows:
+                raise CommitRefused(f"{lost}. {BATCH_LOST}") from None
+            warn(f"{lost}. The query continues without them (option repeatedBatch=skip)")
+            return
         if plan.conflict is not None and not failed:
             raise CommitRefused(f"batch {batch} of query {query}: {plan.conflict}")
 
@@ -283,6 +302,16 @@ class StreamWriter(Writer, DataSourceStreamArrowWriter):
         if not query and has_authority(location):
             return self._request(lambda client: transactions.find_queries(client, location))
         return [query] if query else []
+
+
+def _check_buffer_size() -> None:
+    """Warn if tasks that wait for their first row do not renew transactions; Spark sets the variable in its workers."""
+    size = int(os.environ.get("SPARK_BUFFER_SIZE") or 0)
+    if size > TASK_BUFFER_BYTES:
+        warn(
+            f"spark.buffer.size is {size}, above {TASK_BUFFER_BYTES}: a task does not renew the transactions of its "
+            "query before its first row; raise option transactionTimeout if that may take long, or lower the setting"
+        )
 
 
 def prepared_transactions(messages: Sequence[WriterCommitMessage | None]) -> list[PreparedTransaction]:

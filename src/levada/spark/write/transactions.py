@@ -6,9 +6,11 @@ up. It takes the next number; the driver aborts what is left open with the next 
 a rule, and one more for each killed task attempt of the current batch.
 
 A transaction has a timeout until the driver fences it, which it does before it appends to the commit log: then it is a
-transaction of two-phase commit, which waits for its driver. So a transaction that is not in the commit log ends in time
-if its query never comes back, and one that is in it is not lost. As long as a task of the query runs, it renews all of
-them: those of tasks that have ended wait for the slowest one.
+transaction of two-phase commit, which waits for its driver. If the append fails, the driver aborts what it has fenced.
+If it dies between the two, or cannot know whether the append has failed, these transactions are not in the commit log
+and wait nevertheless: for the next start of the query, or the broker's bound. All others that are not in the commit log
+end in time. As long as a task of the query runs, it renews all of them: those of tasks that have ended wait for the
+slowest one.
 """
 
 import asyncio
@@ -175,9 +177,10 @@ async def begin_stream_task(client: "Client", query: str, partition: int, timeou
 async def last_committed_batch(client: "Client", query: str) -> int:
     """The id of the last committed batch; -1 if there is none.
 
-    A task reads it to skip a batch that is committed already. If it misses a record, the driver still reads it.
+    A task reads it to skip a batch that is committed already. It waits for open transactions of other drivers, because
+    a task that missed a record would use the transactional ids whose last state tells how the batch has ended.
     """
-    last, _ = await read_last_commit(client, query, wait_for_open=False)
+    last, _ = await read_last_commit(client, query)
     return last.batch
 
 
