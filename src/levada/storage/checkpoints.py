@@ -41,6 +41,7 @@ class LogCheckpoint(NamedTuple):
     recovery_point: int | None = None  # every batch below is fsynced
     log_start_offset: int | None = None
     power_lost: bool = True  # possibly, since the last start: batches that were not fsynced may be lost
+    compacted: bool = True  # possibly: the cleaner may have replaced segments
 
 
 NEW_LOG: Final = LogCheckpoint(clean=True, recovery_point=0, log_start_offset=0)

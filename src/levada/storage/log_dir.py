@@ -212,6 +212,7 @@ class LogDir:
             recovery_point=recovery_point,
             log_start_offset=self.log_start_offsets.get(partition),
             power_lost=self.power_lost,
+            compacted=self.may_be_compacted(partition),
         )
 
     def interrupted_repair(self, partition: TopicPartition, topic_id: uuid.UUID) -> RepairDirectories | None:

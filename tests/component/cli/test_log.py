@@ -344,6 +344,23 @@ def test_an_irregular_swap_is_damage_of_its_partition(
         assert len(read_with_librdkafka(broker.bootstrap, RECORDS)) == RECORDS
 
 
+@pytest.mark.parametrize("content", ["", "the next segment"])
+def test_a_swap_that_compaction_has_not_left_replaces_nothing(
+    data: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    first, second, *_ = segments(data)
+    first.with_suffix(".log.swap").write_bytes(second.read_bytes() if content else b"")
+    (finding,) = check(data, capsys)
+    assert finding["file"] == f"{first}.swap" and "never compacted" in finding["problem"]
+    assert "with --accept-loss" in finding["repair"]
+    with BrokerThread(data, **SETTINGS) as broker:
+        assert f"{first}.swap" in offline_reason(broker)
+    assert run(["log", "repair", str(data), "--accept-loss"]) == 0
+    assert check(data, capsys) == []
+    with BrokerThread(data, **SETTINGS) as broker:
+        assert len(read_with_librdkafka(broker.bootstrap, RECORDS)) == RECORDS
+
+
 @pytest.mark.parametrize("pattern", ["leader-epoch-checkpoint", "*00.log", "*39.log"])
 def test_a_file_that_cannot_be_opened_is_damage_of_its_partition(
     data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pattern: str
