@@ -32,7 +32,7 @@ from levada.storage.handles import FileHandleCache
 from levada.storage.log.deletion import rename_deleted_log
 from levada.storage.log.log import Log
 from levada.storage.log.segment import CorruptBatchError
-from levada.storage.log_dir import LogDir, LogDirError
+from levada.storage.log_dir import LogDir, LogDirError, UnknownIdentityError
 
 log = EventLog(__name__)
 
@@ -95,12 +95,20 @@ class LogDirs:
                     if isinstance(error, FileExistsError | NotADirectoryError):
                         why = "it is not a directory; name another with --data or log.dirs"
                     raise LogDirError(f"{path}, which holds the metadata, cannot be used: {why}") from error
-                log.error("log dir is offline", log_dir=path, error=str(error))
-                self._unopened.append(path)
+                self._skip(path, error)
+                continue
+            except UnknownIdentityError as error:
+                if path == self.paths[0]:
+                    raise
+                self._skip(path, error)
                 continue
             self._dirs.append(log_dir)
             self._commits[path] = GroupCommit(path, self.failed)
         self._locator.find()
+
+    def _skip(self, path: str, error: Exception) -> None:
+        log.error("log dir is offline", log_dir=path, error=str(error))
+        self._unopened.append(path)
 
     @property
     def first(self) -> str:

@@ -5,6 +5,7 @@ files that no client reads, while a backup or another copy of the records may st
 """
 
 import asyncio
+import random
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Event
@@ -37,7 +38,11 @@ class StoppedError(Exception):
 
 
 class Scrub:
-    """Reads the segments of one broker, the one whose last check is the oldest first."""
+    """Reads the segments of one broker, the one whose last check is the oldest first.
+
+    Checks are not remembered over a restart. Segments without one are read in random order, so that a broker which
+    restarts before it has read all of them reaches each of them sooner or later.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -75,6 +80,7 @@ class Scrub:
             if number % PARTITIONS_PER_ITERATION == 0:
                 await asyncio.sleep(0)
         self._checked = checked  # without segments that are gone
+        random.shuffle(found)
         return [published for _, published in sorted(found, key=lambda pair: pair[0])]
 
     async def check(self, published: PublishedSegment, thread: ThreadPoolExecutor) -> None:

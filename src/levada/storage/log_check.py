@@ -65,7 +65,7 @@ def find_missing(log_dirs: Sequence[LogDir], topics: Topics) -> MissingPartition
     links = {path: target for log_dir in log_dirs for path, target in log_dir.links().items()}
     shared = shared_directories(links, (one.directory for _, one in directories))
     for log_dir, one in directories:
-        if one.directory not in shared and not one.is_misplaced:
+        if one.directory not in shared and not one.is_of_another_partition:
             found.setdefault(one.partition, []).append((log_dir, one.topic_id))
     missing = MissingPartitions({log_dir.path: [] for log_dir in log_dirs}, {}, shared)
     for name, (topic_id, assigned, _) in sorted(topics.items()):
@@ -175,7 +175,7 @@ class LogDirCheck:
         file = os.path.join(found.directory, METADATA_FILE)
         owners = [f"topic {one.topic!r}" for one, (one_id, _, _) in self._topics.items() if one_id == topic_id]
         owner, expected = (owners or ["no topic"])[0], encode_uuid(self._topics[name].topic_id)
-        if found.is_misplaced and topic_id == self._topics[name].topic_id:
+        if found.is_of_another_partition and topic_id == self._topics[name].topic_id:
             place = f"{name.topic}-{found.own_index}"
             remedy = f"delete the file if only it is wrong; otherwise rename the directory to {place}"
             damage = Damage(file, f"the directory is that of {place}")

@@ -77,6 +77,10 @@ class LogDirError(Exception):
     """A log dir that this broker must not use; the message contains the reason and the remedy."""
 
 
+class UnknownIdentityError(LogDirError):
+    """A log dir with partitions whose `meta.properties` is missing or does not tell whose they are."""
+
+
 class FoundPartition(NamedTuple):
     """The directory of a partition; without a topic id if its `partition.metadata` is missing or corrupt."""
 
@@ -86,7 +90,7 @@ class FoundPartition(NamedTuple):
     own_index: int | None = None  # in its `partition.metadata`
 
     @property
-    def is_misplaced(self) -> bool:
+    def is_of_another_partition(self) -> bool:
         """Whether the directory has the name of another partition than its own."""
         return self.own_index not in (None, self.partition.partition)
 
@@ -334,7 +338,7 @@ class LogDir:
         path = self._path(META_FILE)
         data = read_file(self._disk, path, META_BYTES_MAX)
         if data is not None and len(data) > META_BYTES_MAX:
-            raise LogDirError(f"{path} has more than {META_BYTES_MAX} bytes: restore it from a backup")
+            raise UnknownIdentityError(f"{path} has more than {META_BYTES_MAX} bytes: restore it from a backup")
         fields = parse((data or b"").decode(errors="replace"))
         if "levada.format" not in fields and self._is_kafkas(fields):
             raise LogDirError(
@@ -344,12 +348,15 @@ class LogDir:
             )
         if data is None:
             if self.partitions():
-                raise LogDirError(f"{self.path} holds partitions but no {META_FILE}: restore it or use another")
+                raise UnknownIdentityError(
+                    f"{self.path} holds partitions but no {META_FILE}: restore it or use another"
+                )
             return
         stored_format = fields.get("levada.format", "")
         if not stored_format.isdecimal() or int(stored_format) > FORMAT:
             known = f"this version reads up to {FORMAT}"
-            raise LogDirError(f"{path} has levada.format={stored_format or 'nothing'}; {known}")
+            error = LogDirError if stored_format.isdecimal() else UnknownIdentityError
+            raise error(f"{path} has levada.format={stored_format or 'nothing'}; {known}")
         if fields.get("node.id") != str(self._node_id) and self._node_id is not None:
             found = fields.get("node.id", "nothing")
             raise LogDirError(f"{path} has node.id={found}, but this is node {self._node_id}: check log.dirs")
@@ -357,9 +364,9 @@ class LogDir:
         try:
             self.directory_id = decode_uuid(fields["directory.id"])
         except (KeyError, ValueError):
-            raise LogDirError(f"{path} has no valid directory.id: restore it from a backup") from None
+            raise UnknownIdentityError(f"{path} has no valid directory.id: restore it from a backup") from None
         if self.cluster_id is None:
-            raise LogDirError(f"{path} has no cluster.id: restore it from a backup")
+            raise UnknownIdentityError(f"{path} has no cluster.id: restore it from a backup")
 
     def _is_kafkas(self, fields: Mapping[str, str]) -> bool:
         """Whether Apache Kafka has written this directory, by ZooKeeper (broker.id) or by KRaft.

@@ -11,6 +11,7 @@ from tests.support.broker import BrokerThread
 from tests.support.waiting import until
 
 from levada.api.admin import cluster, configs, log_dirs
+from levada.api.coordinator import transactions as coordinator_api
 from levada.api.data import offsets
 from levada.broker.coordinator import transactions
 
@@ -116,3 +117,15 @@ def test_the_markers_of_a_large_transaction_are_written_over_iterations(
         ends = broker.call(lambda: {broker.partition(topic, index).last_stable_offset for index in range(partitions)})
     assert ends == {2}
     assert max(calls.values()) <= transactions.MARKERS_PER_ITERATION
+
+
+def test_many_transaction_markers_are_written_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        broker.create("large", PARTITIONS)
+        calls = calls_per_iteration(broker, monkeypatch, coordinator_api, "_write")
+        topics = [{"name": "large", "partition_indexes": range(PARTITIONS)}]
+        marker = {"producer_id": 7, "producer_epoch": 0, "transaction_result": True, "topics": topics}
+        answer = one.call("write_txn_markers", 1, {"markers": [marker]})
+    (results,) = [topic.partitions for topic in answer.markers[0].topics]
+    assert [(one.partition_index, one.error_code) for one in results] == [(n, 0) for n in range(PARTITIONS)]
+    assert max(calls.values()) <= coordinator_api.MARKERS_PER_ITERATION and calls.total() == PARTITIONS

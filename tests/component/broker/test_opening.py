@@ -835,3 +835,28 @@ def test_a_topic_with_the_name_of_a_stray_is_created_after_it_was_renamed(
         wait_until_served(one, "orders")
         assert fetch(one, "orders", 0).high_watermark == 1
     assert len(list((tmp_path / "data").glob("orders-0.*-stray"))) == 1
+
+
+@pytest.mark.parametrize("content", [None, b"", b"levada.format=1\n", b"\xff\x00\xff" * 100], ids=str)
+def test_a_log_dir_without_identity_is_offline(
+    tmp_path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = tmp_path / "a", tmp_path / "b"
+    with BrokerThread(*folders) as broker, broker.connect() as one:
+        for topic in ("one", "two"):
+            assert create(one, topic).error_code == error_of(one, topic) == 0
+        owners = {broker.log_dir(topic): topic for topic in ("one", "two")}
+    meta = folders[1] / "meta.properties"
+    stored = meta.read_bytes()
+    meta.unlink()
+    if content is not None:
+        meta.write_bytes(content + (b"node.id=1\n" if b"levada" in content else b""))
+    with BrokerThread(*folders) as broker, broker.connect() as one:
+        assert broker.broker.log_dirs.offline == [str(folders[1])]
+        assert error_of(one, owners[folders[0]]) == 0
+        assert error_of(one, owners[folders[1]]) == STORAGE_ERROR
+        assert create(one, "new").error_code == error_of(one, "new") == 0
+    assert str(folders[1]) in "".join(str(vars(record)) for record in caplog.records)
+    meta.write_bytes(stored)
+    with BrokerThread(*folders) as broker, broker.connect() as one:
+        assert error_of(one, owners[folders[1]]) == 0

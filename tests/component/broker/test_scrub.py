@@ -121,3 +121,15 @@ def test_the_page_cache_stays_as_it_was(tmp_path: Path) -> None:
         assert len(disk.dropped) == (len(reads) if disk.cold else 0)
     with pytest.raises(CorruptBatchError, match="it ends at offset 3, but the next starts at 4"):
         scrub_segment(QuickDisk(), segment.path, 0, segment.size, 4, reads.append, contiguous=True)
+
+
+def test_a_start_begins_with_other_segments(tmp_path: Path) -> None:
+    """Checks are not remembered, so that an order of the start would never reach the last ones."""
+    with BrokerThread(tmp_path, log_segment_bytes=100, levada_scrub_bytes_per_second=1 << 40) as broker:
+        fill(broker, *[f"topic-{number}" for number in range(10)])
+        orders = []
+        for _ in range(2):
+            due = broker.wait(broker.call(lambda: Scrub(broker.broker)).due())
+            orders.append([published.segment.path for published in due])
+    assert sorted(orders[0]) == sorted(orders[1]) and len(orders[0]) > 100
+    assert orders[0] != orders[1]

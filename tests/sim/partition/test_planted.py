@@ -94,7 +94,7 @@ def watermark_before_fsync(patch: pytest.MonkeyPatch) -> type[SimDisk]:
 
 
 def producers_forgotten_on_restart(patch: pytest.MonkeyPatch) -> type[SimDisk]:
-    patch.setattr(partitions, "load_producers", lambda segments: ProducerStates())
+    patch.setattr(partitions, "load_producers", lambda segments, progress=None: ProducerStates())
     return SimDisk
 
 

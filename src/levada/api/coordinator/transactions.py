@@ -13,6 +13,7 @@ from typing import Any
 from levada.api.coordinator.producers import error_for_version, with_producer_id
 from levada.api.registry import handles
 from levada.api.request import UNTHROTTLED, RequestContext
+from levada.api.slices import map_in_slices
 from levada.broker.coordinator.gather import gather
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.coordinator.transactions import write_marker
@@ -35,6 +36,7 @@ with lazy_imports():
     import kio.schema.list_transactions.v2 as list_transactions_v2
     import kio.schema.write_txn_markers.v2 as write_txn_markers_v2
 
+MARKERS_PER_ITERATION = 100
 MILLISECOND = timedelta(milliseconds=1)
 EPOCH = datetime.fromtimestamp(0, UTC)
 STATE_NAMES = frozenset(status.title for status in Status)
@@ -177,34 +179,40 @@ def _ended(client: ProducerIdAndEpoch) -> Any:
 
 
 @handles("write_txn_markers", versions=range(1, 3))
-def write_txn_markers(context: RequestContext, request: "write_txn_markers_v2.WriteTxnMarkersRequest") -> DelayedResult:
+async def write_txn_markers(
+    context: RequestContext, request: "write_txn_markers_v2.WriteTxnMarkersRequest"
+) -> "write_txn_markers_v2.WriteTxnMarkersResponse":
     """Write transaction markers, for a coordinator or an operator. v2 adds the transaction version."""
     response = write_txn_markers_v2.response
+    items = [
+        (marker, (topic.name, index))
+        for marker in request.markers
+        for topic in marker.topics
+        for index in topic.partition_indexes
+    ]
+    written = await map_in_slices(
+        context.broker, lambda item: _write(context, item[1], item[0]), items, MARKERS_PER_ITERATION
+    )
+    codes = iter([_code(result) for result in await gather(written, lambda results: results)])
 
-    def of_one(marker: "write_txn_markers_v2.request.WritableTxnMarker") -> DelayedResult:
-        topic_partitions = [(topic.name, index) for topic in marker.topics for index in topic.partition_indexes]
+    def of_topic(topic: "write_txn_markers_v2.request.WritableTxnMarkerTopic") -> Any:
+        result = response.WritableTxnMarkerPartitionResult
+        return response.WritableTxnMarkerTopicResult(
+            name=topic.name,
+            partitions=tuple(
+                [result(partition_index=index, error_code=next(codes)) for index in topic.partition_indexes]
+            ),
+        )
 
-        def written(results: list[Any]) -> Any:
-            codes = iter([_code(result) for result in results])
-            topics = [
-                response.WritableTxnMarkerTopicResult(
-                    name=topic.name,
-                    partitions=tuple(
-                        [
-                            response.WritableTxnMarkerPartitionResult(partition_index=index, error_code=next(codes))
-                            for index in topic.partition_indexes
-                        ]
-                    ),
+    return response.WriteTxnMarkersResponse(
+        markers=tuple(
+            [
+                response.WritableTxnMarkerResult(
+                    producer_id=marker.producer_id, topics=tuple([of_topic(topic) for topic in marker.topics])
                 )
-                for topic in marker.topics
+                for marker in request.markers
             ]
-            return response.WritableTxnMarkerResult(producer_id=marker.producer_id, topics=tuple(topics))
-
-        return gather([_write(context, topic_partition, marker) for topic_partition in topic_partitions], written)
-
-    return gather(
-        [of_one(marker) for marker in request.markers],
-        lambda results: response.WriteTxnMarkersResponse(markers=tuple(results)),
+        )
     )
 
 

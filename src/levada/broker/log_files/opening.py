@@ -83,7 +83,7 @@ class LogLocator:
                 raise _storage_error(_linked(log_dir, directory, self._shared[directory]))
         else:
             for log_dir, found in candidates:
-                if found.is_misplaced and found.directory in self._shared:
+                if found.is_of_another_partition and found.directory in self._shared:
                     raise _storage_error(_linked(log_dir, found.directory, self._shared[found.directory]))
             self._check_new(name, topic.id, assigned, candidates)
             log_dir = self._least_used()
@@ -166,7 +166,7 @@ def _own_candidates(candidates: Iterable[Candidate], topic_id: UUID, assigned: U
 
     def is_own(candidate: Candidate) -> bool:
         log_dir, found = candidate
-        if found.is_misplaced:
+        if found.is_of_another_partition:
             return False
         is_here = assigned in (None, UNASSIGNED, log_dir.directory_id)
         return found.topic_id == topic_id or (found.topic_id is None and is_here)
@@ -190,7 +190,7 @@ def open_log(request: LogToOpen, disk: Disk, clock: Clock, handles: FileHandleCa
     checkpoint = log_dir.checkpoint_of(name) if existed else NEW_LOG
     directory, now_ms = log_dir.create_partition(name, request.topic_id), clock.now_ms()
     log = Log.open(directory, request.config, disk, now_ms=now_ms, progress=progress, **checkpoint._asdict())
-    producers = load_producers(log)
+    producers = load_producers(log, progress)
     log.assign_epoch(request.leader_epoch)
     log.use(handles)
     return OpenedLog(log, producers)

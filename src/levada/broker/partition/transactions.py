@@ -6,7 +6,8 @@ late batch never opens a transaction that no marker will end.
 """
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final, TypeAlias
 from weakref import ref
 
 from levada.broker.purgatory import DelayedResult, Watcher
@@ -15,6 +16,7 @@ from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.storage.disk import errors_of_one_log
 from levada.storage.log.log import Log
+from levada.storage.log.scan import Progress, unreported
 from levada.storage.log.segment import CorruptBatchError
 from levada.wire.batches import BatchHeader
 from levada.wire.control_records import Marker, decode_marker, encode_marker
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from levada.broker.partition.partition import Partition
 
 log = EventLog(__name__)
+
+HeaderAndMarker: TypeAlias = tuple[BatchHeader, Marker | None]
 
 GUARDS_MAX: Final = 1_000  # a partition; they live as long as a verification
 
@@ -178,9 +182,10 @@ class LastStableWatch:
                 watcher.try_complete(fresh)
 
 
-def load_producers(segments: Log) -> ProducerStates:
+def load_producers(segments: Log, progress: Progress = unreported) -> ProducerStates:
     """The producer states of a log: its newest valid snapshot, and the batches after it.
 
+    An exception of `progress` ends it; the next load of the same files has the same result.
     Where the index of aborted transactions is stale, an older snapshot is taken and the index rebuilt on the way.
     """
     reader = segments.reader
@@ -197,8 +202,14 @@ def load_producers(segments: Log) -> ProducerStates:
             except CorruptSnapshotError as error:
                 log.warning("producer snapshot is damaged", directory=segments.directory, offset=offset, why=str(error))
         with reader.rebuilding_txn_indexes() as found:
-            states.replay(reader.headers_and_markers(start), found)
+            states.replay(_reported(reader.headers_and_markers(start), progress), found)
         if stale_from is not None:
             segments.txn_checksums.store(reader.txn_checksums())
     states.on_high_watermark_updated(segments.log_end_offset)
     return states
+
+
+def _reported(batches: Iterable[HeaderAndMarker], progress: Progress) -> Iterator[HeaderAndMarker]:
+    for batch in batches:
+        progress(0)
+        yield batch

@@ -223,6 +223,7 @@ class Recovery:
         self._epochs.entries.clear()
         for segment in segments:
             for _, header, _ in segment.batches():
+                self._progress(0)  # which ends a long recovery when the broker stops
                 self._epochs.assign(header.partition_leader_epoch, header.base_offset)
 
 

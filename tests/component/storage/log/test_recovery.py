@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests.support.logs import NOW_MS, QuickDisk, append, make_batch, open_log, read_all, topic_config
 
+from levada.broker.partition.transactions import load_producers
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
 from levada.storage.log.deletion import delete_last_segments
@@ -562,6 +563,28 @@ def test_epochs_of_a_crash_come_from_the_batches(tmp_path: Path) -> None:
         log = open_log(folder, clean=False)
         assert log.leader_epochs.entries == [(0, 0), (4, 2), (6, 4)]
         log.close(clean=False)
+
+
+def test_a_stop_ends_the_rebuilding_of_epochs_and_producers(tmp_path: Path) -> None:
+    """Both read every batch header of the log, though its last shutdown was clean."""
+    written, reported = fill(tmp_path), 0
+    epochs = tmp_path / "leader-epoch-checkpoint"
+    epochs.unlink()
+
+    def stop(_: int) -> None:
+        nonlocal reported
+        reported += 1
+        if reported == 3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        open_log(tmp_path, progress=stop)
+    assert not epochs.exists()
+    log, reported = open_log(tmp_path), 0
+    assert epochs.exists() and read_all(log) == written
+    with pytest.raises(InterruptedError):
+        load_producers(log, stop)
+    load_producers(log)
 
 
 def test_every_codec_is_recovered_without_opening_it(tmp_path: Path) -> None:
