@@ -145,6 +145,7 @@ class Reconciler:
         for name in names:
             await self._locate(name, requests)
         if is_first:
+            await self._in_thread(self._log_dirs.checkpoints.store_adopted)
             await self._in_thread(self._log_dirs.mark_strays)
             self._strays_marked.set()
             self._log_dirs.delete_files_soon()

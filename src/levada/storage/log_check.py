@@ -85,6 +85,18 @@ def find_missing(log_dirs: Sequence[LogDir], topics: Topics) -> MissingPartition
     return missing
 
 
+def adopt_moved(log_dirs: Sequence[LogDir], topics: Topics) -> None:
+    """Let the logs that were moved keep their entries of checkpoints, as a start does."""
+    by_id = {log_dir.directory_id: log_dir for log_dir in log_dirs}
+    for log_dir in log_dirs:
+        for one in log_dir.partitions():
+            topic_id, assigned, _ = topics.get(one.partition, (None, None, False))
+            former = None if assigned is None else by_id.get(assigned)
+            is_own = one.topic_id == topic_id and not one.is_of_another_partition
+            if is_own and former is not None and former is not log_dir:
+                log_dir.adopt(one.partition, former)
+
+
 class DamagedLog(NamedTuple):
     """A log with damage."""
 

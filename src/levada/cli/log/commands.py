@@ -131,10 +131,11 @@ def _open(paths: tuple[str, ...], disk: "OsDisk", stack: ExitStack) -> "list[Log
 
 def _run(checks: "list[LogDirCheck]") -> "Iterator[Iterator[Finding]]":
     """Check one data directory after the other."""
-    from levada.storage.log_check import find_missing, not_given
+    from levada.storage.log_check import adopt_moved, find_missing, not_given
 
     topics = _partitions(checks)
     yield _metadata_findings(checks)
+    adopt_moved([one.log_dir for one in checks], topics)
     missing = find_missing([one.log_dir for one in checks], topics)
     yield (not_given(*each) for each in missing.not_given.items())
     progress = _Progress()
