@@ -97,6 +97,20 @@ def adopt_moved(log_dirs: Sequence[LogDir], topics: Topics) -> None:
                 log_dir.adopt(one.partition, former)
 
 
+def find_strays(
+    log_dirs: Sequence[LogDir], known: Mapping[TopicPartition, UUID], missing: MissingPartitions
+) -> Iterator[Finding]:
+    """Yield the directories that the metadata does not know: the next start renames them."""
+    absent = {name for names in (*missing.by_path.values(), *missing.not_given.values()) for name in names}
+    for log_dir in log_dirs:
+        for name, directory, topic_id, _ in log_dir.partitions():
+            is_foreign = name not in absent and topic_id not in (None, known.get(name))
+            if name not in known or is_foreign:
+                problem = f"the metadata does not know {name}" + (" with this topic id" if name in known else "")
+                remedy = "the next start renames it as stray and keeps it; restore the metadata, or delete it"
+                yield Finding(str(name), directory, None, None, problem, "nothing", remedy)
+
+
 class DamagedLog(NamedTuple):
     """A log with damage."""
 
