@@ -22,7 +22,7 @@ from levada.config.broker import BrokerConfig
 from levada.config.listeners import address_text
 from levada.core.cluster.image import BrokerImage
 from levada.core.cluster.topic_names import is_internal
-from levada.errors import KafkaError
+from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
 from levada.loop import new_event_loop
 from levada.metadata.sqlite import SqliteStore
@@ -96,6 +96,7 @@ class Server:
             self.advertised = _advertised(config, self.endpoints)
             image = BrokerImage(config.node_id, self.advertised, config.broker_rack)
             await broker.controller.start(image, log_dirs.cluster_id)
+            _check_configs(broker)
             log_dirs.join(broker.image.cluster_id)
             cleaner = LogCleaner(broker)
             broker.open()
@@ -149,6 +150,16 @@ def _metadata_file(log_dirs: LogDirs) -> str:
             "restore it, or move the partitions away"
         )
     return path
+
+
+def _check_configs(broker: Broker) -> None:
+    """Raise INVALID_CONFIG if the broker settings of the metadata are invalid: no log can be opened without them."""
+    try:
+        broker.current_config()
+    except KafkaError as error:
+        path = os.path.join(broker.log_dirs.first, METADATA_FILE)
+        detail = f"{path} has an invalid broker setting, restore it from a backup: {error.detail}"
+        raise KafkaError(ErrorCode.INVALID_CONFIG, detail) from error
 
 
 async def _metrics(broker: Broker, listeners: list[Listener], busy_poller: BusyPoller) -> MetricsServer | None:

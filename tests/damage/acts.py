@@ -129,6 +129,13 @@ def copy_to_another_name(path: Path, random: Random) -> str:
     return f"copied to {other.name}"
 
 
+def leave_a_swap(path: Path, random: Random) -> str:
+    """Put a file beside the segment whose name says that compaction has cleaned it."""
+    content = random.choice([b"", *[one.read_bytes() for one in sorted(path.parent.glob("*.log"))]])
+    path.with_name(f"{path.name}.swap").write_bytes(content)
+    return f"a swap of {len(content)} bytes left beside it"
+
+
 ACTS: list[Act] = [
     truncate,
     flip_a_bit,
@@ -144,7 +151,13 @@ ACTS: list[Act] = [
     copy_to_another_name,
 ]
 
-LOG_ACTS: list[Act] = [truncate_at_a_batch, truncate_at_a_batch, cut_out_a_batch, flip_a_bit_of_an_offset]
+LOG_ACTS: list[Act] = [
+    truncate_at_a_batch,
+    truncate_at_a_batch,
+    cut_out_a_batch,
+    flip_a_bit_of_an_offset,
+    leave_a_swap,
+]
 
 
 def kind_of(path: Path) -> str:

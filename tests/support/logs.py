@@ -52,7 +52,7 @@ def open_log(folder: Path | str, clean: bool = True, handles: FileHandleCache | 
     """A log of small segments and close index entries, unless the options say otherwise."""
     known: dict[str, Any] = {
         name: options.pop(name)
-        for name in ("recovery_point", "log_start_offset", "power_lost", "progress")
+        for name in ("recovery_point", "log_start_offset", "power_lost", "compacted", "progress")
         if name in options
     }
     config = topic_config(**({"index_interval_bytes": 100} | options))

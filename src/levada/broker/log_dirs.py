@@ -166,6 +166,15 @@ class LogDirs:
             self._opening.pop(name, None)
         return request
 
+    def refuse(self, topic: TopicImage, index: int, detail: str) -> None:
+        """Leave the log of a partition alone that cannot be opened; its directory is not a stray."""
+        self._opened = True
+        name = TopicPartition(topic.name, index)
+        if name not in self.offline_logs:
+            owners = [log_dir for log_dir, _ in self._locator.found.get(name, ())]
+            self._set_offline(name, OfflineLog(topic.id, detail, owners[0] if owners else None))
+            self._locator.found.pop(name, None)  # at last: a checkpoint must not miss it
+
     def mark_strays(self) -> None:
         """Mark the remaining directories as stray: all partitions of the metadata are located. Runs in a thread."""
         for log_dir, found in self._locator.strays():

@@ -145,6 +145,7 @@ class Reconciler:
         for name in names:
             await self._locate(name, requests)
         if is_first:
+            await self._in_thread(self._log_dirs.checkpoints.store_adopted)
             await self._in_thread(self._log_dirs.mark_strays)
             self._strays_marked.set()
             self._log_dirs.delete_files_soon()
@@ -215,7 +216,11 @@ class Reconciler:
         topic = self._broker.image.topics.get(name)
         if topic is None:
             return
-        config = self._config(topic)
+        try:
+            config = self._config(topic)
+        except KafkaError as error:
+            self._refuse(topic, error)
+            return
         for index, state in enumerate(topic.partitions):
             partition = self._broker.partitions.get((name, index))
             if partition is not None:
@@ -230,6 +235,14 @@ class Reconciler:
                         self._recovering.setdefault(name, {})[index] = request
             if index % PARTITIONS_PER_ITERATION == 0:
                 await asyncio.sleep(0)
+
+    def _refuse(self, topic: TopicImage, error: KafkaError) -> None:
+        """Take the partitions of a topic offline whose settings in the metadata are invalid; open ones keep theirs."""
+        remedy = f"set it with: levada topic alter {topic.name} -c, or remove it with --unset, and restart the broker"
+        detail = f"the metadata has an invalid setting of topic {topic.name!r}: {error.detail}; {remedy}"
+        for index, state in enumerate(topic.partitions):
+            if state.leader == self._broker.node_id and (topic.name, index) not in self._broker.partitions:
+                self._log_dirs.refuse(topic, index, detail)
 
     def _is_recovering(self, name: str, index: int) -> bool:
         return index in self._recovering.get(name, ()) or TopicPartition(name, index) in self._opening

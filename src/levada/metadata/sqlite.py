@@ -57,6 +57,10 @@ CONTRADICTION: Final = (
     " WHERE rows.version IS NOT CASE WHEN changes.value IS NULL THEN NULL ELSE changes.revision END LIMIT 1"
 )
 
+# Each is incremented by one; one that SQLite cannot increment any more would stop every commit.
+NUMBERS: Final = "SELECT name, seq FROM sqlite_sequence UNION ALL SELECT 'lease ' || name, epoch FROM leases"
+NUMBER_MAX: Final = 1 << 62
+
 
 class SqliteStore:
     """A MetadataStore in a file; runs every operation in one thread."""
@@ -138,7 +142,10 @@ def read_closed_store(path: str) -> list[MetadataRecord]:
                 if os.path.exists(path + suffix):
                     shutil.copyfile(path + suffix, copy + suffix)
             with closing(sqlite3.connect(copy)) as connection:
-                return _records(connection, path, _format(connection))
+                version = _format(connection)
+                if version:
+                    _check(connection, path)
+                return _records(connection, path, version)
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"metadata store {path}: {error}") from error
 
@@ -146,6 +153,18 @@ def read_closed_store(path: str) -> list[MetadataRecord]:
 def _format(connection: sqlite3.Connection) -> int:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return int(version)
+
+
+def _check(connection: sqlite3.Connection, path: str) -> None:
+    """Raise StoreError if the file is damaged, apart from the values of the records."""
+    (result,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if result != "ok":
+        raise StoreError(f"metadata store {path} is corrupt, restore it from a backup: {result}")
+    for (key,) in connection.execute(CONTRADICTION):
+        raise _damaged(path, key, "it is not as its last change has left it")
+    for name, number in connection.execute(NUMBERS):
+        if not isinstance(number, int) or not 0 <= number < NUMBER_MAX:
+            raise StoreError(f"metadata store {path} is corrupt, restore it from a backup: {name} has number {number}")
 
 
 def _records(connection: sqlite3.Connection, path: str, version: int = FORMAT_VERSION) -> list[MetadataRecord]:
@@ -189,14 +208,11 @@ class _Database:
         if version < FORMAT_VERSION:
             self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
-        (result,) = self._connection.execute("PRAGMA integrity_check(1)").fetchone()
-        if result != "ok":
-            raise StoreError(f"metadata store {self._path} is corrupt, restore it from a backup: {result}")
+        if version:
+            _check(self._connection, self._path)
         if version < FORMAT_VERSION:
             with self._transaction():
                 self._upgrade()
-        for (key,) in self._connection.execute(CONTRADICTION):
-            raise _damaged(self._path, key, "it is not as its last change has left it")
         return self._snapshot()
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """Files that save work at the next start: Kafka's checkpoints and producer snapshots.
 
-A checkpoint is a text file: a version, the CRC-32C of all that follows, a count, and a line for each entry. Kafka's
-version 0, which has no CRC, is read as well. A damaged or missing file costs a longer recovery, never data.
+A checkpoint is a text file: a version, the CRC-32C of all that follows, a count, and a line for each entry. Those of a
+log dir have its directory.id before the count, so that one of another log dir is noticed. Kafka's version 0, which has
+no CRC, is read as well. A damaged or missing file costs a longer recovery, never data.
 """
 
 import os
@@ -27,6 +28,7 @@ SNAPSHOTS_KEPT = 3
 UNDEFINED_EPOCH_OFFSET = (-1, -1)
 
 _VERSION, _KAFKA_VERSION = "1", "0"
+_OWNED_VERSION = "2"  # with the directory.id
 _EPOCH, _START_OFFSET = itemgetter(0), itemgetter(1)
 
 
@@ -41,25 +43,32 @@ class LogCheckpoint(NamedTuple):
     recovery_point: int | None = None  # every batch below is fsynced
     log_start_offset: int | None = None
     power_lost: bool = True  # possibly, since the last start: batches that were not fsynced may be lost
+    compacted: bool = True  # possibly: the cleaner may have replaced segments
 
 
 NEW_LOG: Final = LogCheckpoint(clean=True, recovery_point=0, log_start_offset=0)
 
 
-def _encode(lines: Iterable[str]) -> bytes:
+def _encode(lines: Iterable[str], directory_id: str = "") -> bytes:
     entries = list(lines)
-    body = "".join(f"{line}\n" for line in (str(len(entries)), *entries)).encode()
-    return f"{_VERSION}\n{crc32c(body):08x}\n".encode() + body
+    owner = [directory_id] if directory_id else []
+    body = "".join(f"{line}\n" for line in (*owner, str(len(entries)), *entries)).encode()
+    return f"{_OWNED_VERSION if owner else _VERSION}\n{crc32c(body):08x}\n".encode() + body
 
 
-def _decode(data: bytes) -> list[str]:
+def _decode(data: bytes, directory_id: str = "") -> list[str]:
     version, _, body = data.partition(b"\n")
-    if version == _VERSION.encode():
+    if version in (_VERSION.encode(), _OWNED_VERSION.encode()):
         crc, _, body = body.partition(b"\n")
         if crc != b"%08x" % crc32c(body):
             raise CorruptCheckpointError("its CRC differs")
     elif version != _KAFKA_VERSION.encode():
-        raise CorruptCheckpointError(f"version {version[:20]!r}; {_KAFKA_VERSION} and {_VERSION} are known")
+        known = ", ".join((_KAFKA_VERSION, _VERSION, _OWNED_VERSION))
+        raise CorruptCheckpointError(f"version {version[:20]!r}; {known} are known")
+    if version == _OWNED_VERSION.encode():
+        owner, _, body = body.partition(b"\n")
+        if directory_id and owner != directory_id.encode():
+            raise CorruptCheckpointError(f"it is that of directory.id={owner.decode(errors='replace')}")
     try:
         count, *entries = body.decode().splitlines()
         is_complete = int(count) == len(entries)
@@ -70,15 +79,16 @@ def _decode(data: bytes) -> list[str]:
     return entries
 
 
-def encode_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
+def encode_offsets(offsets: Mapping[TopicPartition, int], directory_id: str = "") -> bytes:
     """Encode `topic partition offset` lines, as in recovery-point-offset-checkpoint."""
-    return _encode(f"{partition.topic} {partition.partition} {offset}" for partition, offset in offsets.items())
+    lines = (f"{partition.topic} {partition.partition} {offset}" for partition, offset in offsets.items())
+    return _encode(lines, directory_id)
 
 
-def decode_offsets(data: bytes) -> dict[TopicPartition, int]:
-    """Decode what `encode_offsets` wrote; raise CorruptCheckpointError."""
+def decode_offsets(data: bytes, directory_id: str = "") -> dict[TopicPartition, int]:
+    """Decode what `encode_offsets` wrote; raise CorruptCheckpointError, also if it has another directory.id."""
     offsets: dict[TopicPartition, int] = {}
-    for line in _decode(data):
+    for line in _decode(data, directory_id):
         try:
             topic, partition, offset = line.split(" ")
             topic_partition, number = TopicPartition(topic, int(partition)), int(offset)

@@ -85,6 +85,32 @@ def find_missing(log_dirs: Sequence[LogDir], topics: Topics) -> MissingPartition
     return missing
 
 
+def adopt_moved(log_dirs: Sequence[LogDir], topics: Topics) -> None:
+    """Let the logs that were moved keep their entries of checkpoints, as a start does."""
+    by_id = {log_dir.directory_id: log_dir for log_dir in log_dirs}
+    for log_dir in log_dirs:
+        for one in log_dir.partitions():
+            topic_id, assigned, _ = topics.get(one.partition, (None, None, False))
+            former = None if assigned is None else by_id.get(assigned)
+            is_own = one.topic_id == topic_id and not one.is_of_another_partition
+            if is_own and former is not None and former is not log_dir:
+                log_dir.adopt(one.partition, former)
+
+
+def find_strays(
+    log_dirs: Sequence[LogDir], known: Mapping[TopicPartition, UUID], missing: MissingPartitions
+) -> Iterator[Finding]:
+    """Yield the directories that the metadata does not know: the next start renames them."""
+    absent = {name for names in (*missing.by_path.values(), *missing.not_given.values()) for name in names}
+    for log_dir in log_dirs:
+        for name, directory, topic_id, _ in log_dir.partitions():
+            is_foreign = name not in absent and topic_id not in (None, known.get(name))
+            if name not in known or is_foreign:
+                problem = f"the metadata does not know {name}" + (" with this topic id" if name in known else "")
+                remedy = "the next start renames it as stray and keeps it; restore the metadata, or delete it"
+                yield Finding(str(name), directory, None, None, problem, "nothing", remedy)
+
+
 class DamagedLog(NamedTuple):
     """A log with damage."""
 

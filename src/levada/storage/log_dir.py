@@ -102,6 +102,7 @@ class LogDir:
         "_disk",
         "_irregular",
         "_lock",
+        "_moved_from",
         "_new_boot_id",
         "_node_id",
         "_stored",
@@ -134,6 +135,7 @@ class LogDir:
         self.log_start_offsets: dict[TopicPartition, int] = {}
         self.cleaner_offsets: dict[TopicPartition, int] = {}  # the end offsets of the last cleanings
         self.power_lost = True  # possibly, since the last start: the page cache may be lost
+        self._moved_from: dict[TopicPartition, Self] = {}  # the former log dirs of logs that were moved here
         self._unclean: set[str] = set()  # partitions that were not open at the clean shutdown
         self._stored: dict[str, Mapping[TopicPartition, int]] = {}  # the content of each checkpoint file
         self._irregular: list[str] = []  # directories, fifos and broken links with the names of UNREADABLE
@@ -211,12 +213,34 @@ class LogDir:
     def checkpoint_of(self, partition: TopicPartition) -> LogCheckpoint:
         """Return what the checkpoints and the last shutdown say about an existing log."""
         recovery_point = self.recovery_points.get(partition)
+        clean = self.was_clean and recovery_point is not None and str(partition) not in self._unclean
+        former = self._moved_from.get(partition)
         return LogCheckpoint(
-            clean=self.was_clean and recovery_point is not None and str(partition) not in self._unclean,
+            clean=clean and (former is None or former.checkpoint_of(partition).clean),
             recovery_point=recovery_point,
             log_start_offset=self.log_start_offsets.get(partition),
-            power_lost=self.power_lost,
+            power_lost=self.power_lost or (former is not None and former.power_lost),
+            compacted=self.may_be_compacted(partition),
         )
+
+    def adopt(self, partition: TopicPartition, former: Self) -> None:
+        """Take the entries of a log that was moved here from the checkpoints of its former log dir."""
+        self._moved_from[partition] = former
+        for own, others in (
+            (self.recovery_points, former.recovery_points),
+            (self.log_start_offsets, former.log_start_offsets),
+        ):
+            if partition in others:  # `own` has a later one if a start was killed after it had stored them
+                own[partition] = max(own.get(partition, 0), others[partition])
+        if former.may_be_compacted(partition):
+            self.cleaner_offsets[partition] = former.cleaner_offsets.get(partition, 0)
+
+    def store_adopted(self) -> None:
+        """Write the entries of moved logs before those of their former log dirs are removed. Runs in a thread."""
+        if self._moved_from:
+            self.write_recovery_points(dict(self.recovery_points))
+            self.write_log_start_offsets(dict(self.log_start_offsets))
+            self.write_cleaner_offsets(dict(self.cleaner_offsets))
 
     def interrupted_repair(self, partition: TopicPartition, topic_id: uuid.UUID) -> RepairDirectories | None:
         """Return the paths of a repair that left a partition without its directory; the repaired one is complete."""
@@ -283,7 +307,8 @@ class LogDir:
 
         The cleaner writes its entry in the checkpoint before it replaces the first segment of a log.
         """
-        return CLEANER_FILE in self.unreadable or partition in self._stored.get(CLEANER_FILE, {})
+        known = partition in self._stored.get(CLEANER_FILE, {}) or partition in self.cleaner_offsets
+        return known or CLEANER_FILE in self.unreadable
 
     def remove_checkpoints(self, deleted: Iterable[TopicPartition]) -> None:
         """Remove deleted partitions from the checkpoints.
@@ -301,7 +326,7 @@ class LogDir:
                 read.pop(name, None)
 
     def _write_offsets(self, file: str, offsets: Mapping[TopicPartition, int]) -> None:
-        write_atomically(self._disk, self._path(file), encode_offsets(offsets))
+        write_atomically(self._disk, self._path(file), encode_offsets(offsets, encode_uuid(self.directory_id)))
         self._stored[file] = offsets
 
     def fail(self, error: OSError) -> bool:
@@ -449,7 +474,8 @@ class LogDir:
         try:
             if data is None or name in self._irregular:
                 raise CorruptCheckpointError("it is missing" if data is None else IRREGULAR)
-            self._stored[name] = offsets = decode_offsets(data)
+            directory_id = encode_uuid(self.directory_id) if self.cluster_id is not None else ""
+            self._stored[name] = offsets = decode_offsets(data, directory_id)
             return offsets
         except CorruptCheckpointError as error:
             if data is not None or self.cluster_id is not None:

@@ -22,6 +22,7 @@ from tests.support.waiting import until
 
 from levada.broker.log_files.checkpoints import LogCheckpoints
 from levada.broker.partition.partition import Partition
+from levada.cli.main import run
 from levada.core.cluster.config_changes import AlterConfigs, ResourceType
 from levada.errors import ErrorCode
 from levada.storage.log_dir import LogDirError
@@ -54,8 +55,13 @@ def two_topics(broker: BrokerThread) -> tuple[str, str]:
     """Topics in the first and in the second directory."""
     for name in ("one", "other"):
         broker.create(name)
+    assert len({broker.log_dir(name) for name in ("one", "other")}) == 2, "partitions are spread over the directories"
+    return two_topics_of(broker)
+
+
+def two_topics_of(broker: BrokerThread) -> tuple[str, str]:
+    """The topics in the first and in the second directory."""
     homes = {broker.log_dir(name): name for name in ("one", "other")}
-    assert len(homes) == 2, "partitions are spread over the directories"
     first, second = (Path(path) for path in broker.broker.log_dirs.paths)
     return homes[first], homes[second]
 
@@ -294,6 +300,75 @@ def test_deleted_records_stay_deleted_after_a_crash(tmp_path: Path) -> None:
         image = crash_image(tmp_path / "data", tmp_path / "image")
     with BrokerThread(image) as broker:
         assert broker.partition("orders").log_start_offset == 3
+
+
+CHECKPOINTS = ("recovery-point-offset-checkpoint", "log-start-offset-checkpoint", "cleaner-offset-checkpoint")
+
+
+def trimmed(broker: BrokerThread, one: Connection) -> None:
+    """Topics in two log dirs, whose records below offset 2 are deleted."""
+    for topic in two_topics(broker):
+        for number in range(4):
+            assert send(one, topic, f"{number}") == 0
+        places = [{"name": topic, "partitions": [{"partition_index": 0, "offset": 2}]}]
+        response = one.call("delete_records", 2, {"topics": places, "timeout": 1000})
+        assert response.topics[0].partitions[0].error_code == 0
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_deleted_records_of_a_moved_log_stay_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], killed: bool
+) -> None:
+    """Its entries of the checkpoints move along, also if the broker is killed before its next checkpoint."""
+    source, moved = tmp_path / "source", tmp_path / "moved"
+    with BrokerThread(source / "a", source / "b") as broker, broker.connect() as one:
+        trimmed(broker, one)
+        topic, _ = two_topics_of(broker)
+        if killed:
+            crash_image(source, moved)
+    if not killed:
+        shutil.copytree(source, moved)
+    (moved / "a" / f"{topic}-0").rename(moved / "b" / f"{topic}-0")
+    dirs = [moved / "a", moved / "b"]
+    assert run(["log", "check", *map(str, dirs)]) == 0, capsys.readouterr()
+    again = tmp_path / "again"
+    for number in range(2):
+        with BrokerThread(*dirs) as broker, broker.connect() as one:
+            log = broker.partition(topic).log
+            assert (log.log_start_offset, log.log_end_offset) == (2, 4)
+            assert broker.log_dir(topic) == dirs[1]
+            crash_image(moved, again / f"{number}")
+        dirs = [again / f"{number}" / "a", again / f"{number}" / "b"]
+    assert fetch_error(BrokerThread(*dirs), topic) == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def fetch_error(broker: BrokerThread, topic: str) -> int:
+    with broker, broker.connect() as one:
+        return int(fetch(one, topic, 0).error_code)
+
+
+def test_exchanged_checkpoints_are_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each is valid, but that of another log dir: it has no entries of its own logs."""
+    source, killed = tmp_path / "source", tmp_path / "killed"
+    with BrokerThread(source / "a", source / "b") as broker, broker.connect() as one:
+        trimmed(broker, one)
+        crash_image(source, killed)
+    dirs = [killed / "a", killed / "b"]
+    for name in CHECKPOINTS:
+        contents = [(path / name).read_bytes() for path in dirs]
+        for path, content in zip(dirs, reversed(contents), strict=True):
+            (path / name).write_bytes(content)
+    assert run(["log", "check", *map(str, dirs)]) == 1
+    printed = capsys.readouterr().out
+    assert all(f"{path / name}: it is that of directory.id=" in printed for path in dirs for name in CHECKPOINTS)
+    with BrokerThread(*dirs, levada_metrics_listener="127.0.0.1:0") as broker:
+        with urllib.request.urlopen(f"http://{broker.server.metrics_address}/healthz", timeout=20) as answer:
+            health = answer.read().decode()
+        assert '"degraded"' in health
+        assert all(str(path / name) in health for path in dirs for name in CHECKPOINTS)
+    assert caplog.text.count("checkpoint cannot be read") == 6
 
 
 def test_a_checkpoint_never_holds_a_log_start_beyond_the_recovery_point(tmp_path: Path) -> None:

@@ -26,9 +26,12 @@ from levada.broker.log_dirs import LogDirs
 from levada.broker.log_files.opening import LogToOpen
 from levada.broker.reconciler import PARTITIONS_PER_ITERATION, Reconciler
 from levada.cli.main import run
+from levada.clock import SystemClock
 from levada.config.broker import BrokerConfig
 from levada.core.cluster.controller import CreateTopic, DeleteTopic
-from levada.errors import ErrorCode
+from levada.errors import ErrorCode, KafkaError
+from levada.metadata.sqlite import SqliteStore
+from levada.metadata.store import CompareAndSet
 from levada.model import TopicPartition
 from levada.server import Server
 from levada.storage.checkpoints import decode_offsets, encode_offsets
@@ -860,3 +863,56 @@ def test_a_log_dir_without_identity_is_offline(
     meta.write_bytes(stored)
     with BrokerThread(*folders) as broker, broker.connect() as one:
         assert error_of(one, owners[folders[1]]) == 0
+
+
+# Invalid metadata.
+
+
+def set_record(data: Path, key: str, **fields: object) -> None:
+    """Change a record of the metadata of a stopped broker; it is valid for the store."""
+    store = SqliteStore(str(data / METADATA), SystemClock())
+
+    async def work() -> None:
+        snapshot = await store.open(lambda _: None)
+        (found,) = [record for record in snapshot.records if record.key == key]
+        value = json.dumps(json.loads(found.value or b"{}") | fields).encode()
+        await store.commit([CompareAndSet(key, value, found.version)])
+        await store.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(("name", "value"), [("cleanup.policy", "bogus"), ("segment.bytes", "abc"), ("wat", "1")])
+def test_an_invalid_setting_of_a_topic_takes_its_partitions_offline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, value: str
+) -> None:
+    """Their data stays in its place, all others are served, and the topic can be altered and deleted."""
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        for topic in ("hurt", "whole"):
+            assert create(one, topic).error_code == error_of(one, topic) == 0
+    set_record(tmp_path, "/topics/hurt", configs={name: value})
+    assert run(["log", "check", str(tmp_path)]) == 1
+    assert f"{tmp_path / METADATA}: topic 'hurt' has an invalid setting" in capsys.readouterr().out
+    with BrokerThread(tmp_path, levada_metrics_listener="127.0.0.1:0") as broker, broker.connect() as one:
+        assert (error_of(one, "hurt"), error_of(one, "whole")) == (STORAGE_ERROR, 0)
+        ((partition, (_, detail, _)),) = broker.broker.log_dirs.offline_logs.items()
+        assert partition == ("hurt", 0) and "'hurt'" in detail and name in detail
+        assert health(broker)[1]["status"] == "degraded"
+        if name == "wat":
+            assert one.call(*delete("hurt")).responses[0].error_code == 0
+        else:
+            changes = [{"name": name, "config_operation": 1, "value": None}]
+            resources = [{"resource_type": 2, "resource_name": "hurt", "configs": changes}]
+            assert one.call("incremental_alter_configs", 1, {"resources": resources}).responses[0].error_code == 0
+    assert run(["log", "check", str(tmp_path)]) == 0
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        assert (name == "wat") or fetch(one, "hurt", 0).high_watermark == 1
+        assert fetch(one, "whole", 0).high_watermark == 2
+
+
+def test_an_invalid_setting_of_the_broker_in_the_metadata_is_named(tmp_path: Path) -> None:
+    with BrokerThread(tmp_path) as broker:
+        assert run(["config", "set", "broker", "1", "log.retention.ms=5000", "-b", broker.bootstrap]) == 0
+    set_record(tmp_path, "/configs/brokers/1", **{"log.retention.ms": "long"})
+    with pytest.raises(KafkaError, match=rf"{METADATA} has an invalid broker setting.*log\.retention\.ms"):
+        BrokerThread(tmp_path).start()

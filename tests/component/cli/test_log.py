@@ -250,8 +250,8 @@ def test_a_repair_that_was_not_complete_is_never_taken(data: Path, capsys: pytes
 
 def write_checkpoint(data: Path, name: str, old: str, new: str) -> None:
     path = data / name
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join(["0", lines[2], *(new if line == old else line for line in lines[3:])]) + "\n")
+    _, _, _, *lines = path.read_text().splitlines()  # without version, CRC and directory.id, as Kafka writes it
+    path.write_text("\n".join(["0", *(new if line == old else line for line in lines)]) + "\n")
 
 
 @pytest.mark.parametrize("kind", ["log start", "recovery point", "index", "garbage"])
@@ -338,6 +338,23 @@ def test_an_irregular_swap_is_damage_of_its_partition(
     assert (finding["partition"], finding["problem"]) == ("hurt-0", "it is not a regular file")
     with BrokerThread(data, **SETTINGS) as broker:
         assert "it is not a regular file" in offline_reason(broker)
+    assert run(["log", "repair", str(data), "--accept-loss"]) == 0
+    assert check(data, capsys) == []
+    with BrokerThread(data, **SETTINGS) as broker:
+        assert len(read_with_librdkafka(broker.bootstrap, RECORDS)) == RECORDS
+
+
+@pytest.mark.parametrize("content", ["", "the next segment"])
+def test_a_swap_that_compaction_has_not_left_replaces_nothing(
+    data: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    first, second, *_ = segments(data)
+    first.with_suffix(".log.swap").write_bytes(second.read_bytes() if content else b"")
+    (finding,) = check(data, capsys)
+    assert finding["file"] == f"{first}.swap" and "never compacted" in finding["problem"]
+    assert "with --accept-loss" in finding["repair"]
+    with BrokerThread(data, **SETTINGS) as broker:
+        assert f"{first}.swap" in offline_reason(broker)
     assert run(["log", "repair", str(data), "--accept-loss"]) == 0
     assert check(data, capsys) == []
     with BrokerThread(data, **SETTINGS) as broker:

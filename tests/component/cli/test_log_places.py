@@ -242,3 +242,28 @@ def test_all_at_once_is_repaired(two: Path, capsys: pytest.CaptureFixture[str]) 
         lost = int(path.stem)
         assert set(range(RECORDS)) - served(broker).keys() == {lost}
         assert len(served(broker, "whole")) == len(served(broker, "two", 1)) == RECORDS
+
+
+def test_directories_that_the_metadata_does_not_know_are_listed(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The next start renames them."""
+    shutil.copytree(two / "two-1", two / "two-7")
+    (finding,) = check(two, capsys)
+    assert (finding["partition"], finding["file"]) == ("two-7", str(two / "two-7"))
+    assert finding["problem"] == "the metadata does not know two-7" and "stray" in finding["repair"]
+    with BrokerThread(two, **SETTINGS):
+        assert not (two / "two-7").exists()
+    assert check(two, capsys) == []
+    assert len(list(two.glob("two-7.*-stray"))) == 1
+
+
+def test_the_metadata_of_another_cluster_is_named(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with BrokerThread(tmp_path / "other"):
+        pass
+    for suffix in ("", "-wal"):
+        if (tmp_path / "other" / f"levada-metadata.db{suffix}").exists():
+            shutil.copy(tmp_path / "other" / f"levada-metadata.db{suffix}", data / f"levada-metadata.db{suffix}")
+    first, *others = check(data, capsys)
+    assert first["file"] == str(data / "levada-metadata.db") and "the broker does not start" in first["problem"]
+    assert {finding["partition"] for finding in others} == {"hurt-0", "whole-0"}

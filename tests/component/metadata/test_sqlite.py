@@ -532,6 +532,34 @@ def test_a_check_of_a_stopped_broker_refuses_a_damaged_record(tmp_path: Path) ->
         sqlite.read_closed_store(str(path))
 
 
+@pytest.mark.parametrize(
+    ("statement", "problem"),
+    [
+        ("DROP TABLE changes", "no such table: changes"),
+        (f"UPDATE sqlite_sequence SET seq = {(1 << 63) - 1}", f"changes has number {(1 << 63) - 1}"),
+        (f"UPDATE leases SET epoch = {(1 << 63) - 1}", f"lease /brokers/1 has number {(1 << 63) - 1}"),
+    ],
+)
+def test_what_the_start_refuses_is_found_by_a_check(tmp_path: Path, statement: str, problem: str) -> None:
+    path = tmp_path / "m.db"
+
+    async def run() -> None:
+        one = await Subscriber(path).open()
+        await one.store.commit([CompareAndSet("/topics/a", b"{}", ABSENT)])
+        assert await one.store.acquire("/brokers/1", lambda: None)
+        await one.store.close()
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute(statement)
+        store = SqliteStore(str(path), ManualClock())
+        with pytest.raises(StoreError, match=f"{path}.*{problem}"):
+            await store.open(lambda news: None)
+        await store.close()
+
+    asyncio.run(run())
+    with pytest.raises(StoreError, match=f"{path}.*{problem}"):
+        sqlite.read_closed_store(str(path))
+
+
 def test_records_of_a_former_version_get_their_crcs(tmp_path: Path) -> None:
     path = tmp_path / "m.db"
     asyncio.run(stored(path))

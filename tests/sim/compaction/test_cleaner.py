@@ -21,8 +21,8 @@ from levada.storage.compaction.plan import CleaningBounds
 from levada.storage.compaction.swap import SwapRefusedError
 from levada.storage.compaction.transactions import CleanedTransactionMetadata
 from levada.storage.file_names import CLEANED_SUFFIX, DELETED_SUFFIX
-from levada.storage.log.files import LogFiles
 from levada.storage.log.log import Log
+from levada.storage.log.recovery import Recovery
 from levada.storage.log.segment import LogSegment
 from levada.testing.sim_disk import SimCrash, SimDisk
 from levada.wire.batches import BatchHeader
@@ -165,7 +165,7 @@ def old_segments_removed_before_the_new_one_counts(patch: pytest.MonkeyPatch) ->
 
 
 def swap_not_finished_by_recovery(patch: pytest.MonkeyPatch) -> type[SimDisk]:
-    patch.setattr(LogFiles, "verified_swaps", lambda files, disk: [])
+    patch.setattr(Recovery, "_verified_swaps", lambda recovery, files: [])
     return SimDisk
 
 

@@ -56,8 +56,18 @@ def test_checkpoints_are_kafkas_text() -> None:
             decode_epochs(data)
 
 
-def test_every_changed_bit_of_a_checkpoint_is_found() -> None:
-    data = encode_offsets({TopicPartition("orders", 0): 17, TopicPartition("orders", 1): 170})
+def test_a_checkpoint_of_another_log_dir_is_corrupt() -> None:
+    offsets = {TopicPartition("a-b", 0): 5}
+    data = encode_offsets(offsets, "one")
+    assert decode_offsets(data) == decode_offsets(data, "one") == offsets
+    with pytest.raises(CorruptCheckpointError, match=r"directory\.id=one"):
+        decode_offsets(data, "another")
+    assert decode_offsets(encode_offsets(offsets), "another") == offsets  # of a former version
+
+
+@pytest.mark.parametrize("directory_id", ["", "ASNFZ4mrze8BI0VniavN7w"])
+def test_every_changed_bit_of_a_checkpoint_is_found(directory_id: str) -> None:
+    data = encode_offsets({TopicPartition("orders", 0): 17, TopicPartition("orders", 1): 170}, directory_id)
     for bit in range(8 * len(data)):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8

@@ -380,12 +380,13 @@ def _coordinators(
 ) -> "find_coordinator_v6.FindCoordinatorResponse":
     response = find_coordinator_v6.response
     here = next((broker for broker in _brokers(context) if broker[0] == context.broker.node_id), None)
+    runtime = context.broker.coordinators.get(request.key_type)
     coordinators = []
     for key in request.coordinator_keys:
         node_id, host, port, error = int(NO_LEADER), "", -1, ErrorCode.NONE
         if request.key_type not in COORDINATOR_TYPES or (request.key_type == SHARE and not _is_share_key(key)):
             error = ErrorCode.INVALID_REQUEST
-        elif here is None:
+        elif here is None or (runtime is not None and runtime.is_offline(key)):
             error = ErrorCode.COORDINATOR_NOT_AVAILABLE
         else:
             node_id, host, port, _ = here

@@ -4,13 +4,11 @@ A shard applies events when their records are appended, and completes responses 
 high watermark has passed them. If an append fails, the shard drops its state and replays the journal.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from levada.broker.partition.partition import Partition
 from levada.errors import ErrorCode, KafkaError
-from levada.storage.log.log import Log
 from levada.wire.batches import BatchHeader, crc_is_valid, decode, iterate_headers
 
 READ_BYTES = 1 << 20
@@ -76,16 +74,19 @@ class Journal:
                 batch = view[position : position + header.size]
                 # The CRC does not cover the offsets.
                 if not (offset <= header.last_offset < log.log_end_offset and crc_is_valid(batch)):
-                    raise _corrupt(log, offset)
+                    raise _corrupt(offset)
                 for record in decode(batch):
                     if record.offset >= log.log_start_offset:
                         yield ReplayedRecord(record.key, record.value, header, record.offset)
                 offset = header.last_offset + 1
             if offset == start:
-                raise _corrupt(log, offset)
+                raise _corrupt(offset)
+
+    def file_at(self, offset: int) -> str:
+        """Return the path of the segment that has an offset."""
+        log = self.partition.log
+        return next((one.path for one in reversed(log.segments) if one.base_offset <= offset), log.directory)
 
 
-def _corrupt(log: Log, offset: int) -> KafkaError:
-    file = next((one.path for one in reversed(log.segments) if one.base_offset <= offset), log.directory)
-    remedy = f"restore the file, or see: levada log check {os.path.dirname(log.directory)}"
-    return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{file}: the batch at offset {offset} is corrupt; {remedy}")
+def _corrupt(offset: int) -> KafkaError:
+    return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"the batch at offset {offset} is corrupt")

@@ -13,7 +13,8 @@ within offsets.commit.timeout.ms fails with COORDINATOR_NOT_AVAILABLE.
 
 A shard loads by replaying its partition in time slices; meanwhile requests fail with COORDINATOR_LOAD_IN_PROGRESS.
 When an append fails, or the partition goes offline, the shard unloads: pending responses fail with NOT_COORDINATOR, and
-the shard loads again. If the journal cannot be read, the shard logs the cause and fails with NOT_COORDINATOR.
+the shard loads again. If the journal cannot be read, its partition goes offline: FindCoordinator fails with
+COORDINATOR_NOT_AVAILABLE, and requests to the shard with NOT_COORDINATOR.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from levada.core.cluster.controller import CreateTopic
 from levada.core.cluster.image import ClusterImage
 from levada.core.machine import StateMachine
 from levada.errors import ErrorCode, KafkaError
+from levada.model import TopicPartition
 
 if TYPE_CHECKING:
     from levada.broker.broker import Broker
@@ -101,6 +103,13 @@ class CoordinatorRuntime(Generic[M]):
     def partition_for(self, key: str) -> int:
         """The partition of a key."""
         return partition_for(key, self._partitions)
+
+    def is_offline(self, key: str) -> bool:
+        """Whether the partition of a key is offline until the next start."""
+        index = partition_for(key, self._partitions)
+        partition = self._broker.partitions.get((self.topic.name, index))
+        name = TopicPartition(self.topic.name, index)
+        return partition.offline if partition is not None else name in self._broker.log_dirs.offline_logs
 
     @property
     def exists(self) -> bool:

@@ -284,12 +284,17 @@ class CoordinatorShard(Generic[M]):
         self._activate(machine)
 
     def _on_load_failure(self, error: Exception, offset: int) -> None:
-        """The journal cannot be read, or a record fails to apply: a shard never serves a part of its journal."""
+        """The journal cannot be read, or a record fails to apply: a shard never serves a part of its journal.
+
+        Its partition is offline, like any other whose log is damaged.
+        """
         is_bug = not isinstance(error, OSError | KafkaError)
+        file = self._journal.file_at(offset + 1)
         log.error(
             "coordinator load failed",
             topic=self.partition.topic,
             index=self.partition.index,
+            file=file,
             after_offset=offset,
             why=str(error),
             exc_info=error if is_bug else None,
@@ -297,8 +302,10 @@ class CoordinatorShard(Generic[M]):
         self._load_failed = True
         if isinstance(error, OSError):
             self.partition.failed(error)
-        elif isinstance(error, KafkaError) and error.code is ErrorCode.CORRUPT_MESSAGE:
-            self._broker.log_dirs.fail_partition(self.partition, error.detail)
+            return
+        problem = f"{file}: the coordinator cannot read its records after offset {offset}: {error}"
+        remedy = f"restore the file, or see: levada log check {self._broker.log_dirs.log_dir_of(self.partition).path}"
+        self._broker.log_dirs.fail_partition(self.partition, f"{problem}; {remedy}")
 
     def _activate(self, machine: M) -> None:
         self.machine = machine

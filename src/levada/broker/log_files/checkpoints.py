@@ -140,6 +140,16 @@ class LogCheckpoints:
             }
             log_dir.write_cleaner_offsets(kept | cleaned)
 
+    def store_adopted(self) -> None:
+        """Write the entries of logs that were moved from other log dirs, before any log is open. Runs in a thread."""
+        with self._lock:
+            for log_dir in self._dirs:
+                if not log_dir.offline:
+                    try:
+                        log_dir.store_adopted()
+                    except OSError as error:
+                        self._loop.call_soon_threadsafe(self._logs.take_offline, log_dir, error)
+
     def remove(self, created: Mapping[LogDir, Sequence[TopicPartition]]) -> None:
         """Remove deleted logs from the checkpoints before logs of the same names are created. Runs in a thread."""
         with self._lock:

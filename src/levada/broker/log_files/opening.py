@@ -17,6 +17,7 @@ from levada.config.topic import TopicConfig
 from levada.core.cluster.image import UNASSIGNED, TopicImage
 from levada.core.partition.producer_state import ProducerStates
 from levada.errors import ErrorCode, KafkaError
+from levada.logs import EventLog
 from levada.model import TopicPartition
 from levada.storage.checkpoints import NEW_LOG
 from levada.storage.disk import Disk
@@ -26,6 +27,8 @@ from levada.storage.log.log import Log
 from levada.storage.log.scan import Progress
 from levada.storage.log_dir import FoundPartition, LogDir
 from levada.storage.partition_directory import encode_uuid, shared_directories
+
+log = EventLog(__name__)
 
 Candidate = tuple[LogDir, FoundPartition]
 
@@ -87,12 +90,24 @@ class LogLocator:
                     raise _storage_error(_linked(log_dir, found.directory, self._shared[found.directory]))
             self._check_new(name, topic.id, assigned, candidates)
             log_dir = self._least_used()
+        if own and assigned not in (None, UNASSIGNED, log_dir.directory_id):
+            self._adopt(name, log_dir, assigned)
         strays = [candidate for candidate in candidates if candidate not in own[:1]]
         if log_dir.offline:
             raise _storage_error(f"its log dir {log_dir.path} is offline")
         self.logs[log_dir.path] += 1
         is_assigned = assigned == log_dir.directory_id
         return LogToOpen(name, topic.id, state.leader_epoch, config, log_dir, bool(own), is_assigned, strays)
+
+    def _adopt(self, name: TopicPartition, log_dir: LogDir, assigned: UUID | None) -> None:
+        """Keep what the checkpoints say about a log that an operator has moved to another log dir."""
+        former = next((one for one in self._dirs if one.directory_id == assigned), None)
+        if former is not None:
+            log_dir.adopt(name, former)
+        start_offset = log_dir.checkpoint_of(name).log_start_offset
+        log.info("log was moved", partition=str(name), to=log_dir.path, log_start_offset=start_offset)
+        if start_offset is None:
+            log.warning("no checkpoint has the log start offset of a moved log", partition=str(name), to=log_dir.path)
 
     def strays(self) -> list[Candidate]:
         """Take the directories of partitions that are not in the metadata, once all others are located."""
@@ -189,11 +204,11 @@ def open_log(request: LogToOpen, disk: Disk, clock: Clock, handles: FileHandleCa
         log_dir.rename_as_stray(name, unless=request.topic_id)
     checkpoint = log_dir.checkpoint_of(name) if existed else NEW_LOG
     directory, now_ms = log_dir.create_partition(name, request.topic_id), clock.now_ms()
-    log = Log.open(directory, request.config, disk, now_ms=now_ms, progress=progress, **checkpoint._asdict())
-    producers = load_producers(log, progress)
-    log.assign_epoch(request.leader_epoch)
-    log.use(handles)
-    return OpenedLog(log, producers)
+    opened = Log.open(directory, request.config, disk, now_ms=now_ms, progress=progress, **checkpoint._asdict())
+    producers = load_producers(opened, progress)
+    opened.assign_epoch(request.leader_epoch)
+    opened.use(handles)
+    return OpenedLog(opened, producers)
 
 
 def _storage_error(detail: str) -> KafkaError:

@@ -1,9 +1,8 @@
 """`levada log check` and `levada log repair`: the data directories of a broker that does not run."""
 
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -14,11 +13,9 @@ from levada.cli.options import output_option
 from levada.cli.output import Output, emit, printable
 
 if TYPE_CHECKING:
-    from levada.core.cluster.image import Change
     from levada.storage.disk import OsDisk
-    from levada.storage.log_check import Finding, LogDirCheck, Topics
+    from levada.storage.log_check import Finding, LogDirCheck
 
-METADATA_FILE = "levada-metadata.db"
 PROGRESS_S = 2.0
 UNKNOWN_END = (
     "lost: unknown; no checkpoint has the end of the old log, and offsets from {offset} on may be given out again"
@@ -131,70 +128,20 @@ def _open(paths: tuple[str, ...], disk: "OsDisk", stack: ExitStack) -> "list[Log
 
 def _run(checks: "list[LogDirCheck]") -> "Iterator[Iterator[Finding]]":
     """Check one data directory after the other."""
-    from levada.storage.log_check import find_missing, not_given
+    from levada.cli.log.metadata import read_metadata
+    from levada.storage.log_check import adopt_moved, find_missing, find_strays, not_given
 
-    topics = _partitions(checks)
-    yield _metadata_findings(checks)
-    missing = find_missing([one.log_dir for one in checks], topics)
+    log_dirs = [one.log_dir for one in checks]
+    findings, topics, known = read_metadata(log_dirs)
+    yield iter(findings)
+    adopt_moved(log_dirs, topics)
+    missing = find_missing(log_dirs, topics)
     yield (not_given(*each) for each in missing.not_given.items())
+    if known is not None:
+        yield find_strays(log_dirs, known, missing)
     progress = _Progress()
     for one in checks:
         yield one.run(topics, missing, progress)
-
-
-def _metadata_findings(checks: "list[LogDirCheck]") -> "Iterator[Finding]":
-    """Yield the metadata if it is not in the first data directory: a broker with partitions does not start then."""
-    from levada.storage.log_check import no_metadata
-
-    paths = [os.path.join(one.log_dir.path, METADATA_FILE) for one in checks]
-    found = [path for path in paths if os.path.exists(path)]
-    if found[:1] != paths[:1] and any(one.log_dir.partitions() for one in checks):
-        yield no_metadata(paths[0], found)
-
-
-def _partitions(checks: "list[LogDirCheck]") -> "Topics":
-    """The partitions that the broker has in log dirs, from the metadata in the first data directory that has some."""
-    from levada.core.cluster.image import UNASSIGNED, TopicChanged
-    from levada.core.cluster.metadata_records import decode
-    from levada.core.cluster.topic_names import is_internal
-    from levada.metadata.sqlite import read_closed_store
-    from levada.metadata.store import StoreError
-    from levada.model import TopicPartition
-    from levada.storage.log_check import Assignment
-
-    for one in checks:
-        path = os.path.join(one.log_dir.path, METADATA_FILE)
-        if os.path.exists(path):
-            try:
-                changes = [decode(record.key, record.value) for record in read_closed_store(path)]
-            except (StoreError, ValueError) as error:
-                raise CommandError(f"{path} cannot be read: {error}") from error
-            default = _default_cleanup_policy(changes, one.log_dir.owner)
-            return {
-                TopicPartition(change.topic.name, index): Assignment(
-                    change.topic.id,
-                    assigned,
-                    is_internal(change.topic.name) or "compact" in change.topic.configs.get("cleanup.policy", default),
-                )
-                for change in changes
-                if isinstance(change, TopicChanged)
-                for index, state in enumerate(change.topic.partitions)
-                if str(state.leader) == one.log_dir.owner
-                and (assigned := state.directory_of(state.leader)) != UNASSIGNED
-            }
-    return {}
-
-
-def _default_cleanup_policy(changes: "Sequence[Change | None]", node_id: str | None) -> str:
-    """The cleanup.policy of topics without their own, as far as the metadata has it: the dynamic broker settings.
-
-    A setting of the broker's start is not in there; the cleaner's checkpoint has the logs that were compacted by it.
-    """
-    from levada.core.cluster.image import CLUSTER_DEFAULT, BrokerConfigsChanged
-
-    stored = {change.broker: change.configs for change in changes if isinstance(change, BrokerConfigsChanged)}
-    policies = [stored.get(name, {}).get("log.cleanup.policy") for name in (node_id or "", CLUSTER_DEFAULT)]
-    return next(filter(None, policies), "")
 
 
 class _Progress:

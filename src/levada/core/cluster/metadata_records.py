@@ -62,7 +62,7 @@ def decode(key: str, value: bytes | None) -> Change | None:
     """Decode a record; None for a key that is not part of the image. Raises ValueError for an invalid value."""
     if key.startswith(TOPICS):
         name = key.removeprefix(TOPICS)
-        return TopicRemoved(name) if value is None else TopicChanged(_read(value, TopicImage))
+        return TopicRemoved(name) if value is None else TopicChanged(_topic(name, value))
     if key.startswith(BROKER_CONFIGS):
         name = key.removeprefix(BROKER_CONFIGS)
         configs = {} if value is None else _read(value, dict[str, str])
@@ -77,6 +77,13 @@ def decode(key: str, value: bytes | None) -> Change | None:
     kinds = {PRODUCER_IDS: ProducerIdsAllocated, CLUSTER: ClusterFormed, CONTROLLER: ControllerChanged}
     kind = kinds.get(key)
     return None if kind is None or value is None else _read(value, kind)
+
+
+def _topic(name: str, value: bytes) -> TopicImage:
+    topic: TopicImage = _read(value, TopicImage)
+    if topic.name != name:
+        raise ValueError(f"the record {TOPICS}{name} is that of topic {topic.name!r}")
+    return topic
 
 
 def _read(value: bytes, type_: Any) -> Any:

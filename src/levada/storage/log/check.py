@@ -81,8 +81,8 @@ class CheckedLog:
         try:
             epochs = self._epochs()
             self._load_checksums()
-            self.damages += file_damage(files, self._checkpoint, epochs)
             self.segments = self._segments(handles)
+            self.damages += file_damage(files, self._checkpoint, epochs)
             bases = [segment.base_offset for segment in self.segments]
             for segment, following in zip(self.segments, [*bases[1:], None], strict=bool(bases)):
                 self._check_segment(segment, following)
@@ -111,15 +111,16 @@ class CheckedLog:
     def _segments(self, handles: FileHandleCache) -> list[LogSegment]:
         files = self.files
         swaps: list[Swap] = []
-        try:
-            swaps = files.verified_swaps(self._disk)
-        except CorruptBatchError as error:
-            self.damages.append(Damage(error.path, error.reason, error.position))
+        for base in files.swaps:
+            try:
+                swaps.append(files.verified_swap(self._disk, base, self._compacted))
+            except CorruptBatchError as error:
+                self.damages.append(Damage(error.path, error.reason))
+        files.apply(swaps)
         swapped = {swap.base_offset for swap in swaps}
-        replaced = {base for swap in swaps for base in files.bases if swap.base_offset < base < swap.end_offset}
         return [
             LogSegment(self.directory, base, self._disk, handles, 0, SWAP_SUFFIX if base in swapped else "")
-            for base in sorted(swapped.union(files.bases) - replaced)
+            for base in files.bases
         ]
 
     def _check_segment(self, segment: LogSegment, following: int | None) -> None:

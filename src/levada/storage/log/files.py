@@ -1,7 +1,8 @@
 """The files of a log by their names; completes or reverts what a crash interrupted.
 
 Temporary, `.deleted` and `.cleaned` files are deleted. A `.swap` segment is the complete replacement of the segments
-that start from its first to its last offset: its swap is completed.
+that start from its first to its last offset: its swap is completed. A file with such a name that compaction cannot have
+left is damage: completing its swap would delete segments that it does not replace.
 """
 
 import os
@@ -34,15 +35,17 @@ class Swap(NamedTuple):
 
     base_offset: int
     end_offset: int
+    replaced: list[int]  # the base offsets of the other segments that are still there
 
 
 class LogFiles:
     """The names in the directory of a log."""
 
-    __slots__ = ("_unneeded", "bases", "deleted", "directory", "irregular", "orphans", "snapshots", "swaps")
+    __slots__ = ("_names", "_unneeded", "bases", "deleted", "directory", "irregular", "orphans", "snapshots", "swaps")
 
     def __init__(self, directory: str, names: list[str], irregular: list[str]) -> None:
         self.directory = directory
+        self._names = set(names)
         self.irregular = sorted(
             name
             for name in irregular
@@ -71,20 +74,32 @@ class LogFiles:
     def path(self, name: str) -> str:
         return os.path.join(self.directory, name)
 
-    def verified_swaps(self, disk: Disk) -> list[Swap]:
-        """Return the interrupted swaps; raise CorruptBatchError if a new segment is not complete."""
-        swaps = []
-        for base in self.swaps:
-            path = self.path(file_name(base, LOG_SUFFIX + SWAP_SUFFIX))
-            end_offset, size = _end_offset(disk, path, base)
-            if end_offset not in self.bases:
-                raise CorruptBatchError(path, size, f"it ends at offset {end_offset}, where no segment starts")
-            swaps.append(Swap(base, end_offset))
-        return swaps
+    def verified_swap(self, disk: Disk, base: int, compacted: bool) -> Swap:
+        """Return an interrupted swap; raise CorruptBatchError if compaction did not leave the file of its segment.
+
+        A swap renames all files of the new segment before the first one of the old segments.
+        """
+        path = self.path(file_name(base, LOG_SUFFIX + SWAP_SUFFIX))
+        if not compacted:
+            raise CorruptBatchError(path, 0, "it replaces segments, but the log was never compacted")
+        end_offset, size = _end_offset(disk, path, base)
+        if not size:
+            raise CorruptBatchError(path, 0, "it replaces segments, but it is empty")
+        if end_offset not in self.bases:
+            raise CorruptBatchError(path, size, f"it ends at offset {end_offset}, where no segment starts")
+        indexes = [file_name(base, suffix + SWAP_SUFFIX) for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX)]
+        if base in self.bases and (missing := [name for name in indexes if name not in self._names]):
+            raise CorruptBatchError(path, 0, f"it replaces segments, but {missing[0]} is missing")
+        return Swap(base, end_offset, [one for one in self.bases if base < one < end_offset])
+
+    def apply(self, swaps: Iterable[Swap]) -> None:
+        """Take the segments as they are after these swaps."""
+        for swap in swaps:
+            self.bases = sorted({swap.base_offset, *self.bases}.difference(swap.replaced))
 
     def complete(self, disk: Disk, swap: Swap) -> None:
         """Complete a swap; the caller fsyncs the directory. A segment loses its indexes before its log."""
-        for replaced in [base for base in self.bases if swap.base_offset < base < swap.end_offset]:
+        for replaced in swap.replaced:
             self._unlink(disk, replaced, reversed(SEGMENT_SUFFIXES))
         self._unlink(disk, swap.base_offset, (INDEX_SUFFIX, TIME_INDEX_SUFFIX))
         aborted = self.path(file_name(swap.base_offset, TXN_INDEX_SUFFIX))

@@ -95,11 +95,12 @@ class Log:
         recovery_point: int | None = None,
         log_start_offset: int | None = None,
         power_lost: bool = True,
+        compacted: bool = True,
         handles: FileHandleCache | None = None,
         progress: Progress = unreported,
     ) -> Self:
         """Open and recover the log of a directory, or create one. All logs of a broker share `handles`."""
-        checkpoint = LogCheckpoint(clean, recovery_point, log_start_offset, power_lost)
+        checkpoint = LogCheckpoint(clean, recovery_point, log_start_offset, power_lost, compacted)
         recovered = Recovery(directory, config, disk, now_ms, checkpoint, progress).run()
         handles = FileHandleCache(disk, OPEN_FILES_MAX) if handles is None else handles
         for segment in recovered.segments:

@@ -8,6 +8,7 @@ a person can decide which data to give up. Recovery uses handles of its own, so 
 threads.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from levada.config.topic import TopicConfig
@@ -20,11 +21,11 @@ from levada.storage.checkpoints import (
     TransactionIndexChecksums,
 )
 from levada.storage.disk import Disk, errors_of_one_log
-from levada.storage.file_names import EPOCHS_FILE
+from levada.storage.file_names import EPOCHS_FILE, SWAP_SUFFIX
 from levada.storage.handles import FileHandleCache
-from levada.storage.log.damage import DamagedLogError, file_damage, segment_damage, snapshot_damage
+from levada.storage.log.damage import Damage, DamagedLogError, file_damage, segment_damage, snapshot_damage
 from levada.storage.log.deletion import delete_last_segments, truncate_segment
-from levada.storage.log.files import LogFiles
+from levada.storage.log.files import LogFiles, Swap
 from levada.storage.log.indexes import NO_ENTRIES
 from levada.storage.log.scan import Progress, SegmentScan, scan_segment, unreported
 from levada.storage.log.segment import SCAN_BLOCK_BYTES, CorruptBatchError, LogSegment
@@ -104,14 +105,19 @@ class Recovery:
 
     def _run(self) -> RecoveredLog:
         self._disk.mkdir(self._directory)
-        files = self._complete_swaps()
+        files = LogFiles.read(self._disk, self._directory)
+        swaps = self._verified_swaps(files)
+        files.apply(swaps)
         epochs_known = EPOCHS_FILE not in files.irregular and self._epochs.load()
         for damage in file_damage(files, self._checkpoint, self._epochs.entries if epochs_known else None):
             raise DamagedLogError(damage)
-        checked, dropped = self._check(files.bases)
+        checked, dropped = self._check(files.bases, {swap.base_offset for swap in swaps})
         for damage in snapshot_damage(files, checked[-1].end_offset, self._checkpoint) if checked else ():
             raise DamagedLogError(damage)
         # From here on files change.
+        if swaps:
+            files = self._complete(files, swaps)
+            checked, dropped = self._check(files.bases)
         stored_epochs = list(self._epochs.entries)
         if files.bases and stored_epochs and files.bases[0] > stored_epochs[0][1]:
             self._epochs.truncate_from_start(files.bases[0])
@@ -130,23 +136,31 @@ class Recovery:
             self._snapshots.delete_after(end_offset)
         return RecoveredLog(segments, end_offset, self._epochs, self._snapshots, self._checksums)
 
-    def _complete_swaps(self) -> LogFiles:
-        """Complete the swaps of compaction that a crash interrupted; return the files of the log."""
-        files = LogFiles.read(self._disk, self._directory)
-        swaps = files.verified_swaps(self._disk)
+    def _verified_swaps(self, files: LogFiles) -> list[Swap]:
+        """Return the swaps of compaction that a crash interrupted. Raises DamagedLogError."""
+        compacted = self._checkpoint.compacted or "compact" in self._config.cleanup_policy
+        try:
+            return [files.verified_swap(self._disk, base, compacted) for base in files.swaps]
+        except CorruptBatchError as error:
+            raise DamagedLogError(Damage(error.path, error.reason)) from error
+
+    def _complete(self, files: LogFiles, swaps: list[Swap]) -> LogFiles:
+        """Complete interrupted swaps; return the files of the log."""
         for swap in swaps:
             files.complete(self._disk, swap)
-        if swaps:
-            self._disk.fsync_dir(self._directory)
-            files = LogFiles.read(self._disk, self._directory)
-        return files
+        self._disk.fsync_dir(self._directory)
+        return LogFiles.read(self._disk, self._directory)
 
-    def _check(self, bases: list[int]) -> tuple[list[CheckedSegment], list[LogSegment]]:
+    def _check(self, bases: list[int], swapped: Container[int] = ()) -> tuple[list[CheckedSegment], list[LogSegment]]:
         """Return the segments up to the first that a crash has truncated, and those after it.
 
-        Raises DamagedLogError.
+        The swaps of the `swapped` ones are not completed yet. Raises DamagedLogError.
         """
-        segments = [LogSegment(self._directory, base, self._disk, self._handles, self._now_ms) for base in bases]
+        suffixes = [SWAP_SUFFIX if base in swapped else "" for base in bases]
+        segments = [
+            LogSegment(self._directory, base, self._disk, self._handles, self._now_ms, suffix)
+            for base, suffix in zip(bases, suffixes, strict=True)
+        ]
         checked: list[CheckedSegment] = []
         for number, segment in enumerate(segments):
             following = bases[number + 1] if number + 1 < len(bases) else None

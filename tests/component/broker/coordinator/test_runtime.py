@@ -4,6 +4,7 @@ import asyncio
 import errno
 import struct
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,9 @@ from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.coordinator.journal import Journal, ReplayedRecord
 from levada.broker.coordinator.runtime import java_hash
 from levada.broker.coordinator.shard import CoordinatorShard
+from levada.broker.coordinator.transactions import TRANSACTIONS_TOPIC
 from levada.broker.partition.partition import Partition
+from levada.cli.main import run
 from levada.config.broker import BrokerConfig
 from levada.core.groups.classic.join import JoinRequest
 from levada.core.groups.classic.requests import SyncRequest
@@ -227,6 +230,7 @@ def test_a_bug_while_a_journal_is_read_leaves_nobody_waiting(
         wait_until_loaded(wire)
         assert committed(wire).error_code == ErrorCode.NOT_COORDINATOR
         assert commit(wire, 2) == ErrorCode.NOT_COORDINATOR
+        assert one.broker.log_dirs.offline_partitions() == {(OFFSETS_TOPIC, java_hash("g") % 3)}
     assert "coordinator load failed" in caplog.text and "LookupError" in caplog.text
     assert "background task crashed" not in caplog.text
 
@@ -257,6 +261,61 @@ def test_a_damaged_batch_of_a_journal_is_noticed(form: str, at: int, value: int,
         with pytest.raises(KafkaError) as caught:
             one.call(lambda: list(Journal(partition, lambda _: None, lambda _: None).replay()))
         assert caught.value.code is ErrorCode.CORRUPT_MESSAGE
+
+
+COORDINATORS: dict[
+    str, tuple[int, Callable[[Connection], int]]
+] = {  # the key type of each internal topic, and a request to the coordinator of "g"
+    OFFSETS_TOPIC: (0, lambda wire: committed(wire).error_code),
+    TRANSACTIONS_TOPIC: (1, lambda wire: new_producer_id(wire).error_code),
+}
+
+
+@pytest.mark.parametrize("topic", COORDINATORS)
+def test_a_coordinator_with_a_damaged_journal_is_offline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, topic: str
+) -> None:
+    """The file is named, `/healthz` and metrics tell, and a repair gives up what is lost."""
+    settings: dict[str, Any] = {"offsets_topic_num_partitions": 1, "transaction_state_log_num_partitions": 1}
+    with BrokerThread(tmp_path, **settings) as one, one.connect() as wire:
+        one.create("t")
+        for key_type, request in COORDINATORS.values():
+            wire.call("find_coordinator", 4, {"key_type": key_type, "coordinator_keys": ["g"]})
+            until(lambda request=request: request(wire) == ErrorCode.NONE)  # type: ignore[misc]
+        for number in range(3):
+            assert commit(wire, number) == new_producer_id(wire).error_code == ErrorCode.NONE
+    (file,) = (tmp_path / f"{topic}-0").glob("*.log")
+    data = bytearray(file.read_bytes())
+    data[read_header(bytes(data)).size - 1] ^= 1
+    file.write_bytes(data)
+    key_type, request = COORDINATORS[topic]
+    with BrokerThread(tmp_path, **settings, levada_metrics_listener="127.0.0.1:0") as one, one.connect() as wire:
+        until(lambda: request(wire) != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        assert request(wire) == ErrorCode.NOT_COORDINATOR
+        found = wire.call("find_coordinator", 4, {"key_type": key_type, "coordinator_keys": ["g"]}).coordinators[0]
+        assert found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert "partition is offline" in caplog.text
+        ((name, (_, detail, _)),) = one.broker.log_dirs.offline_logs.items()
+        assert name == (topic, 0) and str(file) in detail and f"levada log check {tmp_path}" in detail
+        health = page(one, "healthz")
+        assert '"degraded"' in health and f"{topic}-0" in health
+        assert "\nkafka_controller_kafkacontroller_offlinepartitionscount 1\n" in page(one, "metrics")
+    assert run(["log", "check", str(tmp_path)]) == 1
+    assert str(file) in capsys.readouterr().out
+    assert run(["log", "repair", str(tmp_path), "--accept-loss"]) == 0
+    with BrokerThread(tmp_path, **settings) as one, one.connect() as wire:
+        until(lambda: request(wire) == ErrorCode.NONE)
+
+
+def page(one: BrokerThread, name: str) -> str:
+    with urllib.request.urlopen(f"http://{one.server.metrics_address}/{name}", timeout=20) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def new_producer_id(wire: Connection) -> Any:
+    fields = {"transactional_id": "g", "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
+    return wire.call("init_producer_id", 4, fields)
 
 
 def test_a_disk_that_does_not_give_a_journal_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

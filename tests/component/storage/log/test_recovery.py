@@ -22,6 +22,7 @@ from levada.model import Codec
 from levada.storage.log.deletion import delete_last_segments
 from levada.storage.log.log import Log
 from levada.storage.log.segment import LogSegment
+from levada.wire.batches import read_header
 
 OPTIONS: dict[str, Any] = {"segment_bytes": 1_500, "index_interval_bytes": 300}
 
@@ -297,7 +298,8 @@ def test_a_swap_replaces_what_it_covers(tmp_path: Path) -> None:
     merged = b"".join(written[: bases[2] // 2 : 3] + [written[bases[2] // 2 - 1]])
     (folder / f"{0:020d}.log.swap").write_bytes(merged)
     (folder / f"{0:020d}.txnindex").write_bytes(b"of the old segment")
-    (folder / f"{0:020d}.txnindex.swap").write_bytes(b"")
+    for suffix in ("index", "timeindex", "txnindex"):
+        (folder / f"{0:020d}.{suffix}.swap").write_bytes(b"")
     (folder / f"{0:020d}.log.cleaned").write_bytes(b"unfinished")
     log = open_log(folder, **OPTIONS)
     assert [segment.base_offset for segment in log.segments] == [0, *bases[2:]]
@@ -319,6 +321,41 @@ def offline(folder: Path, problem: str, clean: bool = True, **options: Any) -> N
         assert raised.value.code is ErrorCode.KAFKA_STORAGE_ERROR
         assert str(folder) in raised.value.detail
         assert contents(folder) == before
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize(
+    ("number", "content", "compacted", "problem"),
+    [
+        (0, "the next segment", False, "never compacted"),
+        (0, "the next segment", True, "index.swap is missing"),
+        (1, "nothing", True, "it is empty"),
+        (1, "half", True, "where no segment starts"),
+    ],
+)
+def test_a_swap_that_compaction_did_not_leave_is_damage(
+    tmp_path: Path, clean: bool, number: int, content: str, compacted: bool, problem: str
+) -> None:
+    """Its completion would delete the segments in its place."""
+    folder = tmp_path / "t-0"
+    fill(folder)
+    segments = sorted(folder.glob("*.log"))
+    data = segments[1].read_bytes()
+    contents_of = {"the next segment": data, "nothing": b"", "half": data[: read_header(data).size]}
+    segments[number].with_suffix(".log.swap").write_bytes(contents_of[content])
+    offline(folder, problem, clean, compacted=compacted)
+
+
+def test_no_swap_is_completed_in_a_damaged_log(tmp_path: Path) -> None:
+    folder = tmp_path / "t-0"
+    written = fill(folder)
+    first, *_, closed, _ = sorted(folder.glob("*.log"))
+    bases = sorted(int(path.stem) for path in folder.glob("*.log"))
+    for suffix in ("index", "timeindex", "txnindex"):
+        first.with_suffix(f".{suffix}.swap").write_bytes(b"")
+    first.with_suffix(".log.swap").write_bytes(b"".join(written[: bases[2] // 2]))
+    closed.write_bytes(b"")
+    offline(folder, "it is empty")
 
 
 STOPS = pytest.mark.parametrize(
