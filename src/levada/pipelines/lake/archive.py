@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from levada.model import TopicPartition
 from levada.pipelines.errors import LakeError
 from levada.pipelines.lake.commits import COMPACTION, CompactionPolicy, EndOffsets, TopicIds, merge_offsets
-from levada.pipelines.lake.files import Files
+from levada.pipelines.lake.files import NULL_PARTITION, Files
 from levada.pipelines.lake.lake import Lake, lake_errors, open_lake
 from levada.pipelines.lake.tables import LakeTable
 from levada.pipelines.runs.queries import RunningPipeline
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CHECKPOINTS = "_levada/checkpoint"
-NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # the directory name that stands for null
 
 
 def archive(

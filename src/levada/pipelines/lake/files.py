@@ -2,7 +2,9 @@
 
 import errno
 import os
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARTITION_COLUMNS = ("topic", "date")  # the directories of a lake
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # the directory name that stands for null
 # Parquet counts 100 rows before it first looks at their size, and readers decompress a row group at once. With these
 # options a page and a row group end by bytes, so that large values fit into a small heap.
 PARQUET_OPTIONS = {
@@ -19,6 +22,7 @@ PARQUET_OPTIONS = {
 }
 SPARK_SCHEMA = "org.apache.spark.sql.parquet.row.metadata"  # the key in the footer of a file that Spark wrote
 CONDITIONAL_CREATE = "fs.option.create.conditional.overwrite"  # an object is created only if it does not exist
+CHECKSUM_FILE = re.compile(r"\..*\.crc")  # Hadoop does not list its own
 RENAMING_SCHEMES = ("file", "hdfs", "viewfs", "webhdfs", "swebhdfs")
 NO_HARD_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP)  # errors of a file system without them
 
@@ -90,15 +94,29 @@ class Files:
             return []
         return sorted(str(found.getPath().getName()) for found in self._system.listStatus(self._path(directory)))
 
+    def size(self, name: str) -> int | None:
+        """The bytes of a file; None if it does not exist."""
+        return int(self._system.getFileStatus(self._path(name)).getLen()) if self.exists(name) else None
+
     def walk(self, directory: str) -> Iterator[FoundFile]:
         """All files below a directory, with paths relative to it."""
         if not self.exists(directory):
+            return
+        if self._is_local:
+            yield from self._walk_local(Path(self._local(directory)))
             return
         start = len(str(self._system.makeQualified(self._path(directory)).toString()).rstrip("/")) + 1
         found = self._system.listFiles(self._path(directory), True)
         while found.hasNext():
             status = found.next()
             yield FoundFile(str(status.getPath().toString())[start:], int(status.getLen()))
+
+    def _walk_local(self, root: Path) -> Iterator[FoundFile]:
+        """The same without the JVM: a call of it takes longer than the system's."""
+        for directory, _, names in os.walk(root):
+            for path in (Path(directory, name) for name in names if not CHECKSUM_FILE.fullmatch(name)):
+                with suppress(FileNotFoundError):  # moved meanwhile
+                    yield FoundFile(str(path.relative_to(root)), path.stat().st_size)
 
     def read(self, name: str) -> str:
         """Read a small text file."""

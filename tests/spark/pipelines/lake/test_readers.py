@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
-from tests.spark.support.lakes import DAY_MS, archive_once, fill
+from tests.spark.support.lakes import DAY_MS, archive_once, fill, send_at
 
+from levada.pipelines.errors import LakeError
 from levada.pipelines.lake.commits import CompactionPolicy
 from levada.pipelines.lake.history import history
 from levada.pipelines.lake.lake import open_lake
@@ -125,3 +126,39 @@ def test_a_delta_table_keeps_merged_files_for_delta_s_own_retention(spark: "Spar
     lake.vacuum()
     assert len(list(path.glob("topic=*/date=*/*.parquet"))) == 4 and len(DeltaTable(path).file_uris()) == 1
     assert DeltaTable(path, version=DeltaTable(path).version() - 1).count() == 3
+
+
+@FORMS
+def test_dates_that_readers_cannot_parse_are_null(
+    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path, form: str
+) -> None:
+    """A client may send any time. One such date in a Delta table would be the end of it for all readers."""
+    lake, topic = tmp_path / "lake", broker.topic(retention_ms=-1)
+    outside = [-9_223_372_036_854_775, -199_997 * 31_556_952_000, -62_135_596_800_001]
+    for times in ([DAY_MS], [*outside, -62_135_596_800_000], [-1]):
+        send_at(broker, topic, *times)
+        archive_once(spark, broker, lake, topic, lake_format=form, files_max=1, retention_ms=0)
+    rows = history(topic, str(lake), bootstrap=broker.bootstrap, spark=spark)
+    days = [row.d for row in rows.orderBy("offset").selectExpr("string(date) d").collect()]
+    assert days == ["2025-10-09", None, None, None, "0001-01-01", "1969-12-31"]
+    if form == "delta":
+        assert DeltaTable(lake).to_pyarrow_table(columns=["offset", "date"])["date"].null_count == 3
+    rows = rows.where("date IS NULL").selectExpr("unix_millis(timestamp) ms")
+    assert sorted(row.ms for row in rows.collect()) == sorted(outside)
+
+
+@FORMS
+def test_a_file_of_another_size_is_not_read(
+    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path, form: str
+) -> None:
+    """Spark reads an empty file as one without rows."""
+    lake, topic = tmp_path / "lake", broker.topic()
+    for first in (0, 5):
+        fill(broker, topic, first, 5, DAY_MS)
+        archive_once(spark, broker, lake, topic, lake_format=form)
+    file = min(lake.glob("topic=*/date=*/*.parquet"))
+    size = file.stat().st_size
+    file.write_bytes(b"")
+    file.with_name(f".{file.name}.crc").unlink()
+    with pytest.raises(LakeError, match=rf"{file} is damaged: it has 0 bytes instead of {size}. Restore"):
+        history(topic, str(lake), bootstrap=broker.bootstrap, spark=spark)

@@ -106,6 +106,6 @@ def test_topics_that_cannot_be_one_table_are_refused_before_the_claim(
     archive_once(spark, broker, lake, topic)
     fill_json(broker, other, [{"a": 1}])
     before = sorted(lake.glob("_levada/commits/*.json"))
-    with pytest.raises(LakeError, match=r"topics of the lake .* have the column value as"):
+    with pytest.raises(LakeError, match=r"column value is BINARY in one topic of the lake .* in another"):
         archive_once(spark, broker, lake, other, table="archived", **typed("a INT"))
     assert sorted(lake.glob("_levada/commits/*.json")) == before
