@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from levada.pipelines.errors import LakeError
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -24,6 +26,8 @@ SPARK_SCHEMA = "org.apache.spark.sql.parquet.row.metadata"  # the key in the foo
 CONDITIONAL_CREATE = "fs.option.create.conditional.overwrite"  # an object is created only if it does not exist
 CHECKSUM_FILE = re.compile(r"\..*\.crc")  # Hadoop does not list its own
 RENAMING_SCHEMES = ("file", "hdfs", "viewfs", "webhdfs", "swebhdfs")
+S3_CLIENT = "org.apache.hadoop.fs.s3a.S3AFileSystem not found"
+S3_DOCUMENTATION = "docs/lakes.md#s3"
 NO_HARD_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP)  # errors of a file system without them
 
 
@@ -51,9 +55,25 @@ class Files:
         self._gateway: Any = spark.sparkContext._gateway
         self._hadoop = spark.sparkContext._jsc.hadoopConfiguration()
         path = self._jvm.org.apache.hadoop.fs.Path(root)
-        self._system = path.getFileSystem(self._hadoop)
+        self._system = self._file_system(path)
         self._root = self._system.makeQualified(path)
         self.root = str(self._root.toString())
+
+    def _file_system(self, path: Any) -> Any:
+        """The file system of a path; LakeError if it is S3 and Spark has no client of it."""
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+        try:
+            return path.getFileSystem(self._hadoop)
+        except Py4JJavaError as error:
+            text = str(error)
+            if S3_CLIENT in text:
+                advice = f"give Spark the jars of the S3 client, with the --conf lines of {S3_DOCUMENTATION}"
+            elif any(f'No FileSystem for scheme "{scheme}"' in text for scheme in ("s3", "s3n")):
+                advice = f"write s3a:// instead ({S3_DOCUMENTATION})"
+            else:
+                raise
+            raise LakeError(f"Spark cannot open {path.toString()}: {advice}") from None
 
     def below(self, name: str) -> "Files":
         """The files below a subdirectory, which is created if it does not exist."""
@@ -168,11 +188,15 @@ class Files:
 
         A repeated request after a lost response finds the object of the first one: it counts as that of another.
         """
-        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+        from py4j.protocol import Py4JJavaError
 
         builder = self._system.createFile(self._path(name)).overwrite(True)
         stream = builder.must(CONDITIONAL_CREATE, True).build()
-        stream.write(bytearray(text.encode()))
+        try:
+            stream.write(bytearray(text.encode()))
+        except Exception:
+            stream.abort()  # to close it would create the object with a part of the text
+            raise
         try:
             stream.close()
         except Py4JJavaError:

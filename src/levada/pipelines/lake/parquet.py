@@ -260,6 +260,7 @@ class ParquetLake:
             index = counts[directory] = counts.get(directory, -1) + 1
             added.append(LakeFile(f"{directory}/{_file_name(number, index)}", file.size, number))
             staged[added[-1].path] = file.path
+        self._check_free(staged)
         ids = self._new_ids(ids)
         commit = Commit(number, tuple(added), gone, ends or {}, rows, area, staged, ids, schemas, _now_ms())
         started = time.monotonic()
@@ -278,6 +279,12 @@ class ParquetLake:
             self.check()
             raise
 
+    def _check_free(self, targets: Iterable[str]) -> None:
+        """Raise LakeError if a file has the name of one of the next commit, which would be taken for that."""
+        for target in filter(self.files.exists, targets):
+            self.check()
+            raise LakeError(f"{self.files.path(target)} exists, and no commit has it: commits were removed")
+
     def _publish(self, commit: Commit, *, keep_since: float) -> None:
         """Move the files of a commit to their directories and remove those it removed.
 
@@ -285,15 +292,11 @@ class ParquetLake:
         get a second name, and the staged ones stay until `vacuum`. Another process may have done any part of that, or
         do it now.
         """
-        area, sizes = f"{STAGING}/{commit.area}", {file.path: file.size for file in commit.added}
+        area = f"{STAGING}/{commit.area}"
         for target, source in commit.staged.items():
-            if not self.files.exists(f"{area}/{source}"):
-                continue
-            if not self.files.exists(target):
+            if self.files.exists(f"{area}/{source}") and not self.files.exists(target):
                 move = self.files.link if time.monotonic() > keep_since else self.files.rename
                 move(f"{area}/{source}", target)
-            elif self.files.size(target) not in (sizes[target], None):
-                raise LakeError(f"{self.files.path(target)} is not the file of commit {commit.number}, which is staged")
         for path in commit.removed:
             self.files.remove(path)
         if time.monotonic() > keep_since:

@@ -172,7 +172,7 @@ def merge_topics_schemas(root: str, schemas: Iterable[t.StructType]) -> t.Struct
         try:
             merged = schema if merged is None else merge_schemas(merged, schema, READING)
         except IncompatibleSchemaError as error:
-            advice = "read or register each topic by itself"
+            advice = "read or register each topic by itself (its directory is topic=NAME)"
             raise error.lake_error(f"one topic of the lake {root}", "another", advice) from None
     return merged
 

@@ -12,6 +12,7 @@ from levada.pipelines.errors import LakeError
 from levada.pipelines.lake.commits import CompactionPolicy
 from levada.pipelines.lake.history import history
 from levada.pipelines.lake.lake import open_lake
+from levada.pipelines.lake.tables import register
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -67,6 +68,29 @@ def test_files_of_a_reader_stay_for_the_retention(
     assert values(read()) == in_directory() == everything
     assert len(list(path.glob("topic=*/date=*/*.parquet"))) == 1
     assert not list((path / "_levada" / "staging").glob("*/**/*.parquet"))
+
+
+def test_planned_readers_of_the_directory_are_whole_or_fail(spark: "SparkSession", tmp_path: Path) -> None:
+    """A directory has the originals or the merged file. What was planned before fails after that; it loses no rows."""
+    path, everything = tmp_path / "lake", [f"v{number}" for number in range(3)]
+    lake = open_lake(spark, str(path))
+    lake.claim()
+    for first in range(3):
+        lake.add(records(spark, "t", first, 1), {"t": {0: first + 1}})
+    register(str(path), "planned", spark=spark)
+    try:
+        held = [spark.read.parquet(str(path)), spark.table("planned")]
+        lake.compact(spark, CompactionPolicy(files_max=2))
+        lake.vacuum()
+        assert [values(rows) for rows in [*held, spark.read.parquet(str(path))]] == [everything] * 3
+        lake.vacuum(0)
+        for rows in held:
+            with pytest.raises(Exception, match=r"FILE_NOT_EXIST"):
+                values(rows)
+        spark.sql("REFRESH TABLE planned")
+        assert values(spark.table("planned")) == values(spark.read.parquet(str(path))) == everything
+    finally:
+        spark.sql("DROP TABLE planned")
 
 
 @FORMS
