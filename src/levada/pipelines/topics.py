@@ -1,7 +1,7 @@
 """Topics on the broker: earliest offsets, ids, retention and creation."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from levada.client.admin.admin import BROKER_DEFAULT
@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from levada.client.metadata import TopicInfo
     from levada.pipelines.lake.lake import Lake
 
-RETENTION_SETTINGS = ("cleanup.policy", "retention.ms", "message.timestamp.type")
+TIMESTAMP_SETTINGS = (
+    "cleanup.policy",
+    "retention.ms",
+    "message.timestamp.type",
+    "message.timestamp.before.max.ms",
+    "message.timestamp.after.max.ms",
+)
 SETTINGS_HIDDEN = (
     ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
@@ -72,21 +78,33 @@ def find_topic(bootstrap: str, topic: str, timeout_ms: int = 5_000) -> "TopicInf
         raise
 
 
-def retention_ms(bootstrap: str, topic: str) -> int | None:
-    """How old a record of this topic may become; None for any age, or if the settings cannot be read."""
+class TimestampLimits(NamedTuple):
+    """Which timestamps a topic takes and keeps, in milliseconds from now; None for any."""
+
+    retention_ms: int | None = None  # older records are deleted
+    before_max_ms: int | None = None  # older records are refused
+    after_max_ms: int | None = None  # newer records are refused
+
+
+def timestamp_limits(bootstrap: str, topic: str) -> TimestampLimits:
+    """The limits of a topic; none if its settings cannot be read."""
     from levada.spark import blocking
 
-    request = blocking.client(bootstrap).admin.describe_configs("topic", topic, RETENTION_SETTINGS)
+    request = blocking.client(bootstrap).admin.describe_configs("topic", topic, TIMESTAMP_SETTINGS)
     try:
         settings = {entry.name: entry.value or "" for entry in blocking.run(request)}
     except KafkaError as error:
         if error.code in SETTINGS_HIDDEN:
-            return None
+            return TimestampLimits()
         raise
+    if settings.get("message.timestamp.type") == "LogAppendTime":  # all records are new
+        return TimestampLimits()
     retention = int(settings.get("retention.ms") or -1)
-    deletes = "delete" in settings.get("cleanup.policy", "")
-    keeps_timestamps = settings.get("message.timestamp.type") != "LogAppendTime"  # otherwise all records are new
-    return retention if retention >= 0 and deletes and keeps_timestamps else None
+    deletes = "delete" in settings.get("cleanup.policy", "") and retention >= 0
+    before, after = (int(settings.get(f"message.timestamp.{side}.max.ms") or -1) for side in ("before", "after"))
+    return TimestampLimits(
+        retention if deletes else None, before if before >= 0 else None, after if after >= 0 else None
+    )
 
 
 def create_topics(

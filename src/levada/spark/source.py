@@ -14,9 +14,14 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
+    from levada.spark.read.rows import ReaderSchemas
+
 
 class LevadaDataSource(DataSource):
     """Topics as tables."""
+
+    # Chosen by `schema`, which Spark calls unless the user gives one, before it pickles this instance for the readers.
+    _readers: "ReaderSchemas | None" = None
 
     @classmethod
     def name(cls) -> str:
@@ -25,23 +30,25 @@ class LevadaDataSource(DataSource):
     @spark_callback()
     def schema(self) -> "StructType | str":
         from levada.spark.read.options import read_options
-        from levada.spark.read.rows import table_schema
+        from levada.spark.read.rows import reader_schemas, table_schema
 
-        return table_schema(read_options(self.options))
+        options = read_options(self.options)
+        self._readers = reader_schemas(options)
+        return table_schema(options, self._readers)
 
     @spark_callback()
     def reader(self, schema: "StructType") -> DataSourceReader:
         from levada.spark.read.batch import BatchReader
         from levada.spark.read.options import for_batch, read_options
 
-        return BatchReader(for_batch(read_options(self.options)), schema)
+        return BatchReader(for_batch(read_options(self.options)), schema, self._readers)
 
     def streamReader(self, schema: "StructType") -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
         from levada.spark.read.options import for_stream, read_options
         from levada.spark.read.stream import FailedReader, StreamReader
 
         try:
-            return StreamReader(for_stream(read_options(self.options)), schema)
+            return StreamReader(for_stream(read_options(self.options)), schema, self._readers)
         except EXPLAINED as error:
             return FailedReader(error)
 

@@ -19,7 +19,7 @@ from levada.client.producer.partitioner import partition_for_key
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
 from levada.spark import blocking
-from levada.spark.formats.decoder import HEADERS_TYPE
+from levada.spark.formats.decoder import HEADERS_TYPE, decode_all
 from levada.spark.formats.encoder import (
     EncodedBatch,
     ProducerIdAndEpoch,
@@ -219,10 +219,18 @@ def test_a_header_without_a_name_is_refused(bad: list[Any]) -> None:
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.timestamp("us"), pa.timestamp("s", "UTC")])
 def test_a_time_before_1970_is_refused(kind: Any) -> None:
-    """As Kafka's own producers do: below zero there are no times in a log."""
-    rows = Rows(None, pa.array([b""] * 3), timestamp=pa.array([5, None, -1], pa.int64()).cast(kind))
+    """As Kafka's own producers do. -1 ms is Kafka's value for no timestamp."""
+    before = -2 if kind != pa.timestamp("us") else -2000
+    rows = Rows(None, pa.array([b""] * 3), timestamp=pa.array([5, None, before], pa.int64()).cast(kind))
     with pytest.raises(KafkaError, match="INVALID_TIMESTAMP: row 2 is from before 1970"):
         list(encode_rows(rows, np.zeros(3, np.int32), now_ms=NOW_MS))
+
+
+def test_a_record_without_a_timestamp_is_one() -> None:
+    rows = Rows(None, pa.array([b"a", b"b"]), timestamp=pa.array([-1000, 5000], pa.timestamp("us")))
+    (batch,) = encode_rows(rows, np.zeros(2, np.int32), now_ms=NOW_MS)
+    decoded = [pieces.timestamp.to_pylist() for pieces in decode_all(batch.data, 0, 2)]
+    assert decoded == [[-1, 5]]
 
 
 # librdkafka

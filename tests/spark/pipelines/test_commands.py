@@ -228,6 +228,30 @@ def test_what_is_wrong_is_reported_in_a_sentence(pipeline: Command, readings: st
     assert ended == 3 and f"cannot connect to {nobody}" in output and "starting Spark" not in output
 
 
+def test_what_can_be_checked_is_refused_before_spark_starts(pipeline: Command, readings: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("of somebody else")
+    (tmp_path / "table" / "_delta_log").mkdir(parents=True)
+    archive = ["archive", "--topic", readings, "--to"]
+    for words, expected in [
+        ([*archive, "file"], f"cannot create a lake at file: {tmp_path}/file is a file, and a lake is a directory"),
+        ([*archive, "file/below"], f"{tmp_path}/file is a file, and a lake is a directory"),
+        (
+            [*archive, "table", "--format", "parquet"],
+            "table is a lake in the format delta and cannot change to parquet",
+        ),
+        ([*archive, "lake", "--option", "valueformat2=json"], "there is no option valueformat2"),
+        ([*archive, "lake", "--option", "valueFormat=xml"], "option valueFormat: "),
+        (
+            ["replay", "--topic", readings, "--lake", "table", "--to", "t", "--option", "delivery=x"],
+            "option delivery: ",
+        ),
+        (["history", "--topic", readings, "--lake", "table", "--option", "nosuch=1"], "there is no option nosuch"),
+        (["devices", "--topic", readings, "--option", "maxOffsetsPerTrigger=x"], "option maxOffsetsPerTrigger: "),
+    ]:
+        code, _, output = pipeline("run", *words)
+        assert (code, expected in output, "starting Spark" in output) == (1, True, False), f"{words}: {code} {output}"
+
+
 def interruptible(*words: str) -> "subprocess.Popen[str]":
     """`levada pipeline ...` as a process of its own, with a Spark of its own."""
     command = [str(Path(sys.executable).parent / "levada"), "pipeline", *words]

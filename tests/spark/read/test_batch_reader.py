@@ -8,8 +8,10 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql.types import BinaryType, DoubleType, LongType, StringType, StructField, StructType
 from tests.spark.support.feeds import TIMEOUT_S
+from tests.spark.support.lakes import send_at
 from tests.spark.support.plain import EVERYTHING, Plain
 
+from levada.errors import KafkaError
 from levada.spark import blocking
 from levada.spark.errors import DataLoss, OptionError
 
@@ -34,6 +36,16 @@ def test_the_columns_are_those_of_the_record(plain: Plain) -> None:
     }
     assert second["key"] is None and second["headers"] == []
     assert second["timestamp"] == datetime(1970, 1, 1, 0, 0, 2, 1000, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("time_ms", [-9_223_372_036_854_776, -(1 << 62), -(1 << 63)])
+def test_a_timestamp_that_spark_does_not_have_is_an_error(plain: Plain, time_ms: int) -> None:
+    """It was read as one 600,000 years later. Microseconds are a thousand times as many."""
+    topic = plain.broker.topic(retention_ms=-1)
+    send_at(plain.broker, topic, -9_223_372_036_854_775, time_ms)
+    with pytest.raises(KafkaError, match=f"{topic}-0: the record at offset 1 has the timestamp {time_ms} ms"):
+        plain.rows(subscribe=topic)
+    assert len(plain.rows(StructType([EVERYTHING["value"]]), subscribe=topic)) == 2
 
 
 def test_append_time_is_reported_by_its_type(plain: Plain) -> None:

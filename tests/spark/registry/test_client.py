@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterator
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Event, Thread
 from uuid import uuid4
 
 import pytest
@@ -103,3 +105,47 @@ def test_references_come_with_a_schema(confluent: Confluent, proxy: RegistryProx
     assert [name for name, _ in found.references] == ["A"]
     kind = AvroSchema(found.text, [text for _, text in found.references]).type
     assert kind.simpleString() == "struct<a:struct<a:int>>"
+
+
+class _Trickle(BaseRequestHandler):
+    """Sends a valid response byte by byte, each sooner than a read times out, until the client is gone."""
+
+    def handle(self) -> None:
+        self.request.recv(4096)
+        server = self.server
+        assert isinstance(server, _TrickleServer)
+        try:
+            self.request.sendall(server.at_once)
+            for byte in server.slowly:
+                self.request.sendall(bytes([byte]))
+                if server.stopped.wait(0.05):
+                    return
+        except OSError:
+            server.cut.set()
+
+
+class _TrickleServer(ThreadingTCPServer):
+    daemon_threads = True
+
+    def __init__(self, at_once: bytes, slowly: bytes) -> None:
+        super().__init__(("127.0.0.1", 0), _Trickle)
+        self.at_once, self.slowly = at_once, slowly
+        self.cut, self.stopped = Event(), Event()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 1020\r\n"
+BODY = b" " * 1000 + b'{"schema":"\\"int\\""}'
+
+
+@pytest.mark.parametrize(("at_once", "slowly"), [(HEAD + b"\r\n", BODY), (b"", HEAD * 20 + b"\r\n" + BODY)])
+def test_a_response_has_one_deadline(at_once: bytes, slowly: bytes) -> None:
+    with _TrickleServer(at_once, slowly) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        slow = RegistryConnection((f"http://127.0.0.1:{server.server_address[1]}",), timeout_ms=300, retries=0)
+        try:
+            with pytest.raises(SchemaRegistryError, match="no complete response within 300 ms"):
+                SchemaRegistry(slow).schema(1)
+            assert server.cut.wait(60)
+        finally:
+            server.stopped.set()
+            server.shutdown()

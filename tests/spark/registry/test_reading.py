@@ -92,6 +92,21 @@ def test_avro_of_two_versions_is_read_with_the_latest(confluent: Confluent, read
     ]
 
 
+@pytest.mark.parametrize("kind", ["reader", "streamReader"])
+def test_a_query_chooses_its_readers_schema_once(confluent: Confluent, reads: Registered, kind: str) -> None:
+    """Another version is registered after Spark has asked for the columns, and before it asks for the reader."""
+    topic = confluent.broker.topic()
+    confluent.produce(topic, *confluent.avro(topic, V1, {"user": "Ann", "n": 1}))
+    given = {"schema.registry.url": reads.url, "subscribe": topic, "valueFormat": "avro", "startingOffsets": "earliest"}
+    source = reads.plain.source(given)
+    schema = source.schema()
+    assert isinstance(schema, StructType)
+    confluent.avro(topic, V2, {"customer": "Bob", "n": 2, "note": "x"})
+    reader = getattr(pickle.loads(pickle.dumps(source)), kind)(schema)
+    parts = reader.partitions() if kind == "reader" else reader.partitions({topic: {"0": 0}}, {topic: {"0": 1}})
+    assert [row["value"] for row in rows_of(reader, parts)] == [{"user": "Ann", "n": 1}]
+
+
 def test_the_readers_schema_can_be_a_version_an_id_or_a_text(confluent: Confluent, reads: Registered) -> None:
     topic = confluent.broker.topic()
     (old,) = confluent.avro(topic, V1, {"user": "Ann", "n": 1})

@@ -73,14 +73,26 @@ def test_a_service_that_is_no_registry_is_named(servers: list[RegistryProxy], re
             request()
 
 
-def test_an_id_is_unknown_if_no_url_that_responds_knows_it(servers: list[RegistryProxy]) -> None:
-    for responses in ([UNKNOWN], [UNKNOWN]), ([BUSY], [UNKNOWN]), ([UNKNOWN], [BUSY]):
-        servers[0].failures, servers[1].failures = map(list, responses)
-        with pytest.raises(UnknownSchema, match="schemas/ids/7: Schema not found"):
-            registry(*servers).schema(7)
-        assert not servers[0].failures and not servers[1].failures
-    servers[0].failures, servers[1].failures = [BUSY, UNKNOWN], [BUSY, KNOWN]
+def test_an_id_is_unknown_if_all_urls_respond_and_none_knows_it(servers: list[RegistryProxy]) -> None:
+    servers[0].failures, servers[1].failures = [UNKNOWN], [UNKNOWN]
+    with pytest.raises(UnknownSchema, match="schemas/ids/7: Schema not found"):
+        registry(*servers).schema(7)
+    servers[0].failures, servers[1].failures = [UNKNOWN, UNKNOWN], [BUSY, KNOWN]
     assert registry(*servers).schema(7).text == '"string"'
+    assert not servers[0].failures and not servers[1].failures
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_an_id_is_not_unknown_while_a_url_that_may_know_it_does_not_respond(
+    servers: list[RegistryProxy], silent: int
+) -> None:
+    """The value may be valid: it must not go to the dead-letter topic."""
+    behind, leader = servers[1 - silent], servers[silent]
+    behind.failures, leader.failures = [UNKNOWN] * 4, [BUSY] * 4
+    with pytest.raises(SchemaRegistryError, match=rf"at {leader.url} does not respond to GET /schemas/ids/7") as caught:
+        registry(*servers).schema(7)
+    assert not isinstance(caught.value, UnknownSchema)
+    assert not behind.failures and not leader.failures
 
 
 def test_a_task_fails_after_too_many_unknown_ids(servers: list[RegistryProxy]) -> None:

@@ -1,6 +1,7 @@
 """Rows become records that Confluent's deserializers read, with schemas registered under the topics' subjects."""
 
 import json
+import math
 import pickle
 import sys
 from datetime import UTC, date, datetime
@@ -22,8 +23,11 @@ from tests.spark.support.registry_proxy import registry_proxy
 from tests.spark.support.sink_tasks import structs, task
 
 from levada.spark.errors import OptionError, ProtocError, SchemaRegistryError
+from levada.spark.formats.encoder import InvalidRow
 from levada.spark.formats.protobuf import ProtobufSchema
 from levada.spark.registry import client
+from levada.spark.registry.options import ColumnFormat
+from levada.spark.registry.writing import ColumnEncoder
 from levada.spark.source import LevadaDataSource
 from levada.spark.write.sink import BATCH_ID, QUERY_ID
 from levada.testing import EmbeddedBroker
@@ -308,3 +312,21 @@ def test_columns_and_options_that_do_not_fit(topics: Levada, url: dict[str, str]
         topics, text, topic, valueFormat="avro", **{"use.latest.version": "true"}
     )
     assert "must be a JSON Schema" in failure(topics, text, topic, valueFormat="json", valueSchema="a int", **url)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_json_without_a_number_for_it_refuses_nan_and_infinity(number: float) -> None:
+    """As null they would be another value, also where the schema requires a number."""
+    encoder = ColumnEncoder(ColumnFormat("value", "json"), registers=False)
+    inner = pa.struct([("d", pa.float64())])
+    kind = pa.struct([("f", pa.float32()), ("l", pa.list_(inner)), ("m", pa.map_(pa.string(), pa.float64()))])
+    good = {"f": 1.5, "l": [{"d": 2.5}, None], "m": {"a": 0.5}}
+    for bad in (good | {"f": number}, good | {"l": [{"d": number}]}, good | {"m": {"a": number}}):
+        with pytest.raises(
+            InvalidRow,
+            match=r"INVALID_RECORD: column value of row 1 cannot be encoded as json: .*JSON has no -?(nan|inf)",
+        ):
+            encoder.encode("t", pa.array([good, bad], kind))
+    hidden = pa.StructArray.from_arrays([pa.array([number, 1.0])], ["d"], mask=pa.array([True, False]))
+    assert encoder.encode("u", hidden).to_pylist() == [None, b'{"d":1.0}']
+    assert [json.loads(value) for value in encoder.encode("t", pa.array([good], kind)).to_pylist()] == [good]

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from tests.spark.support.connector import Levada, Stock
 from tests.spark.support.feeds import TIMEOUT_S
+from tests.spark.support.lakes import send_at
 
 MINUTE_MS = 60_000
 
@@ -134,3 +136,11 @@ def test_rows_become_records(stock: Stock, codec: str) -> None:
 def test_an_unknown_topic_is_an_error(stock: Stock) -> None:
     with pytest.raises(Exception, match="UnknownTopicOrPartition"):
         stock.read(subscribe="no-such-topic").count()
+
+
+def test_a_timestamp_beyond_microseconds_fails_in_both(stock: Stock, topics: Levada) -> None:
+    topic = stock.broker.topic(retention_ms=-1)
+    send_at(stock.broker, topic, -(1 << 62))
+    for connector, reason in ((stock, "long overflow"), (topics, "outside the years of Spark's timestamps")):
+        with pytest.raises((PySparkException, Py4JJavaError), match=reason):
+            connector.read(subscribe=topic).select("timestamp").collect()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Producer
+from tests.support.raw import Connection, batch, produce
 
 from levada.pipelines.lake.archive import archive
 from levada.pipelines.lake.commits import CompactionPolicy
@@ -31,6 +32,13 @@ def fill_json(broker: EmbeddedBroker, topic: str, values: Iterable[dict[str, Any
     for value in values:
         producer.produce(topic, json.dumps(value), timestamp=time_ms)
     assert producer.flush(30) == 0
+
+
+def send_at(broker: EmbeddedBroker, topic: str, *times_ms: int) -> None:
+    """A record at each of these times, as clients in Python and Java would not send some of them."""
+    with Connection(broker.bootstrap) as connection:
+        for time_ms in times_ms:
+            assert produce(connection, topic, batch(b"odd", timestamp=time_ms)).error_code == 0
 
 
 def typed(value_schema: str) -> dict[str, Any]:

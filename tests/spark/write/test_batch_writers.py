@@ -357,7 +357,7 @@ def test_an_application_with_the_longest_name(broker: EmbeddedBroker) -> None:
 @pytest.mark.parametrize(
     ("micros", "message"),
     [
-        (-1, "row 0 is from before 1970: 1969-12-31T23:59:59.999"),
+        (-1001, "row 0 is from before 1970: 1969-12-31T23:59:59.998"),
         (-70_000_000_000_000_000, "row 0 is from before 1970: -249-"),
         (-(1 << 63), "row 0 is from before 1970: -290308-"),
         ((1 << 63) - 1, "timestamps too far from now"),

@@ -13,9 +13,9 @@ from levada.cli.pipeline.options import (
     stream_options,
     topics_option,
 )
-from levada.cli.pipeline.process import run_pipeline
+from levada.cli.pipeline.process import plain_errors, run_pipeline
 from levada.pipelines.lake.commits import COMPACTION, CompactionPolicy
-from levada.pipelines.lake.lake import is_delta
+from levada.pipelines.lake.lake import check_local_target, is_delta
 
 
 def archived_options(command: Command) -> Command:
@@ -64,12 +64,15 @@ def archive(small_mb: int, retention_minutes: float | None, **given: Any) -> Non
       levada pipeline run archive --topic orders --to ./lake --once
       levada pipeline run archive --topic orders --to ./tables/orders --format delta
       levada pipeline run archive --topic orders --to hdfs://namenode/lake --every '1 minute'
+      levada pipeline run archive --topic orders --to s3a://bucket/lake --conf ...  (docs/lakes.md#s3)
     """
     if given["table"] is not None and (given["lake_format"] == "delta" or is_delta(given["to"])):
         raise click.UsageError("--table needs a Parquet lake: without jars Spark's catalog does not keep a Delta table")
     shown = {"topic": ", ".join(given["topics"]), "to": given["to"], "every": given["every"]}
     retention_ms = None if retention_minutes is None else round(retention_minutes * 60_000)
     given["compaction"] = CompactionPolicy(small_bytes=small_mb << 20, retention_ms=retention_ms)
+    with plain_errors():
+        check_local_target(given["to"], given["lake_format"])
     run_pipeline("archive", given, shown, topics=given["topics"], has_checkpoint=False)
 
 
@@ -99,7 +102,7 @@ def replay(**given: Any) -> None:
       levada pipeline run replay --topic clicks --lake ./lake --to clicks-live --speed 10 --by-key
     """
     shown = {key: given[key] for key in ("topic", "lake", "to", "speed")}
-    run_pipeline("replay", given, shown, lake=given["lake"])
+    run_pipeline("replay", given, shown, lake=given["lake"], sink=True)
 
 
 @click.command()

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -42,14 +43,16 @@ def run_pipeline(
     function: str | None = None,
     topics: Iterable[str] = (),
     lake: str | None = None,
+    sink: bool = False,
     has_checkpoint: bool = True,
     check: Callable[[Run], None] | None = None,
 ) -> None:
     """Run the pipeline with the options of its command.
 
     `shown` is what `levada pipeline status` shows of them; `function` of `levada.pipelines` is the pipeline's name by
-    default; `topics` and `lake` must exist. `check` raises PipelineError before anything is written, and Spark starts;
-    with it, a PipelineError before the start of the pipeline leaves an earlier run of the name as it was.
+    default; `topics` and `lake` must exist; --option is for the source, or the `sink`. `check` raises PipelineError
+    before anything is written, and Spark starts; with it, a PipelineError before the start of the pipeline leaves an
+    earlier run of the name as it was.
     """
     name, home, master, conf = (given.pop(key) for key in ("name", "home", "master", "conf"))
     properties: ClientProperties = given.pop("properties")
@@ -58,13 +61,15 @@ def run_pipeline(
     def start(run: Run) -> RunningPipeline:
         from levada.spark.session.jvm import jvm_killed_at_interrupt
 
+        _check_options(options, sink=sink)
         check_inputs(topics, properties, lake)
         call: Callable[..., RunningPipeline] = getattr(pipelines, function or pipeline)
         if has_checkpoint:
             given["checkpoint"] = run.checkpoint
         with jvm_killed_at_interrupt():
             spark = new_session(run.name, master, conf, run.spark_log)
-            return call(**given, bootstrap=properties.bootstrap, spark=spark, name=run.name, **options)
+            with _warnings_as_notices():
+                return call(**given, bootstrap=properties.bootstrap, spark=spark, name=run.name, **options)
 
     require_spark()
     with plain_errors():
@@ -149,6 +154,27 @@ def _last_progress(run: Run) -> Progress:
     status = run.status()
     assert status is not None
     return status.progress
+
+
+def _check_options(options: Mapping[str, str], *, sink: bool) -> None:
+    """Raise OptionError for an unknown option or an invalid value, before Spark starts."""
+    from levada.spark.options import parse
+    from levada.spark.read.options import ReadOptions
+    from levada.spark.write.options import JobOptions
+
+    given = {"kafka.bootstrap.servers": "127.0.0.1:9092"} | {name.lower(): text for name, text in options.items()}
+    parse(JobOptions if sink else ReadOptions, given)
+
+
+@contextmanager
+def _warnings_as_notices() -> Iterator[None]:
+    """Print warnings for users without a category and a line of code."""
+    before = warnings.showwarning
+    warnings.showwarning = lambda message, *rest, **more: notice(f"warning: {message}")
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def check_inputs(topics: Iterable[str], properties: ClientProperties, lake: str | None = None) -> None:

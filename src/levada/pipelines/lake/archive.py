@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING
 from levada.model import TopicPartition
 from levada.pipelines.errors import LakeError
 from levada.pipelines.lake.commits import COMPACTION, CompactionPolicy, EndOffsets, TopicIds, merge_offsets
-from levada.pipelines.lake.files import Files
+from levada.pipelines.lake.files import NULL_PARTITION, Files
 from levada.pipelines.lake.lake import Lake, lake_errors, open_lake
 from levada.pipelines.lake.tables import LakeTable
 from levada.pipelines.runs.queries import RunningPipeline
 from levada.pipelines.topics import check_topic_ids, earliest_offsets, topic_ids
+from levada.spark.errors import warn
 from levada.spark.session.session import session_or
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 CHECKPOINTS = "_levada/checkpoint"
-NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # the directory name that stands for null
 
 
 def archive(
@@ -66,7 +67,7 @@ def archive(
 
     ends, records = load()
     with lake_errors(to):
-        lake.check_schema(topics, records.schema, as_table=table is not None)
+        _check_schema(lake, topics, records.schema, as_table=table is not None)
         checkpoint = claim(lake, {topic: ids[topic] for topic in ends if topic in ids})
         lake.vacuum(compaction.retention_ms)
     if archived_ends(lake, begins) != ends:  # the previous writer committed until the claim
@@ -83,6 +84,15 @@ def _open(spark: "SparkSession", topics: Sequence[str], path: str, lake_format: 
         raise LakeError(f"topic {NULL_PARTITION} cannot be archived: in a lake this name stands for null")
     with lake_errors(path):
         return open_lake(spark, path, lake_format)
+
+
+def _check_schema(lake: Lake, topics: Sequence[str], schema: "StructType", *, as_table: bool) -> None:
+    """Raise LakeError if records of this schema cannot be added; warn if topics cannot be read together then."""
+    lake.check_schema(topics, schema, as_table=as_table)
+    try:
+        lake.check_schema(topics, schema, as_table=True)
+    except LakeError as error:
+        warn(f"{error}. Spark cannot read the directory of the whole lake")
 
 
 def claim(lake: Lake, ids: TopicIds) -> Files:

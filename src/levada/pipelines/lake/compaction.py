@@ -35,8 +35,11 @@ def merge_files(
     rows.write.options(**PARQUET_OPTIONS).mode("overwrite").parquet(directory)
 
 
-def check_merged(files: Files, merged: Iterable[str], originals: Iterable[str], rows: int = 0) -> None:
-    """Raise LakeError unless the merged files have all rows and columns of the originals, and `rows` more rows."""
+def check_merged(files: Files, merged: Sequence[str], originals: Iterable[str], rows: int = 0) -> dict[str, int]:
+    """The rows of the merged files by name.
+
+    Raises LakeError unless they have all rows and columns of the originals, and `rows` more rows.
+    """
     from pyspark.sql.types import StructType
 
     from levada.pipelines.lake.schemas import READING, IncompatibleSchemaError, merge_schemas
@@ -56,3 +59,4 @@ def check_merged(files: Files, merged: Iterable[str], originals: Iterable[str], 
             lost = [field.name for field in whole.fields if field not in schema.fields]
             if lost:
                 raise LakeError(f"{files.root}: columns were lost when files were merged: {', '.join(lost)}")
+    return {name: footer.rows for name, footer in zip(merged, new, strict=True)}

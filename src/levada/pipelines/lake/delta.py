@@ -13,7 +13,7 @@ carries it. Delta rejects a commit if one of its applications is in the log sinc
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -21,7 +21,7 @@ from uuid import UUID
 from levada.pipelines.errors import LakeError
 from levada.pipelines.lake.commits import NO_IDS, CompactionPolicy, EndOffsets, LakeFile, TopicIds
 from levada.pipelines.lake.compaction import check_merged, merge_files, small_files
-from levada.pipelines.lake.files import PARTITION_COLUMNS, Files, FoundFile
+from levada.pipelines.lake.files import NULL_PARTITION, PARTITION_COLUMNS, Files, FoundFile
 from levada.pipelines.lake.s3 import storage_options
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class DeltaLake:
         count = self.files.write_records(rows, area)
         ids = read_ids()
         files = self._staged(area)
-        self._check_staged(area, files, [], count)
+        counts = self._check_staged(area, files, [], count)
         offsets = [
             Transaction(_application(topic, index), end)
             for topic, partitions in ends.items()
@@ -189,7 +189,7 @@ class DeltaLake:
             offsets.append(Transaction(SCHEMA, 1))
         self._add_columns(schema)
         offsets += self._new_ids({topic: ids[topic] for topic in ends if topic in ids})
-        self._commit([self._publish(area, file) for file in files], offsets, count)
+        self._commit([self._publish(area, file, counts) for file in files], offsets, count)
 
     def _staging(self) -> str:
         area = f"{STAGING}/{self.claim_name}"
@@ -199,10 +199,13 @@ class DeltaLake:
     def _staged(self, area: str) -> list[FoundFile]:
         return [file for file in self.files.walk(area) if file.path.endswith(".parquet")]
 
-    def _check_staged(self, area: str, files: Iterable[FoundFile], removed: Iterable[str], rows: int) -> None:
-        """Raise LakeError unless the staged files have the columns of the removed ones, and `rows` more rows."""
+    def _check_staged(self, area: str, files: Iterable[FoundFile], removed: Iterable[str], rows: int) -> dict[str, int]:
+        """The rows of the staged files by name.
+
+        Raises LakeError unless they have the columns of the removed ones, and `rows` more rows.
+        """
         try:
-            check_merged(self.files, [f"{area}/{file.path}" for file in files], removed, rows)
+            return check_merged(self.files, [f"{area}/{file.path}" for file in files], removed, rows)
         except LakeError:
             self.check()
             raise
@@ -224,14 +227,14 @@ class DeltaLake:
         transactions = [Transaction(WRITER, self._claim), *offsets]
         return CommitProperties({"levada.rows": str(rows)}, app_transactions=transactions)
 
-    def _publish(self, area: str, file: FoundFile, *, data_change: bool = True) -> Any:
+    def _publish(self, area: str, file: FoundFile, counts: Mapping[str, int], *, data_change: bool = True) -> Any:
         """Move a staged file to its directory; return the action that adds it to the table."""
         from deltalake.transaction import AddAction
 
         directory = file.path.rpartition("/")[0]
         target = f"{directory}/{uuid.uuid4().hex}.parquet"
         self.files.rename(f"{area}/{file.path}", target)
-        stats = f'{{"numRecords": {self.files.parquet_footer(target).rows}}}'
+        stats = f'{{"numRecords": {counts[f"{area}/{file.path}"]}}}'
         return AddAction(target, file.size, _partition_values(directory), _now_ms(), data_change, stats)
 
     def _files(self) -> list[LakeFile]:
@@ -243,7 +246,11 @@ class DeltaLake:
 
     def paths(self, topic: str | None = None) -> list[str]:
         """The full paths of the committed files of one topic, or of all."""
-        return [self.files.path(file.path) for file in self._files() if topic in (None, file.topic)]
+        return list(self.sizes(topic))
+
+    def sizes(self, topic: str | None = None) -> dict[str, int]:
+        """The bytes of the committed files by full path."""
+        return {self.files.path(file.path): file.size for file in self._files() if topic in (None, file.topic)}
 
     def compact(self, spark: "SparkSession", policy: CompactionPolicy) -> int:
         """Merge small files, with one commit per directory; return the number of files replaced."""
@@ -255,8 +262,8 @@ class DeltaLake:
             count = sum(file.size for file in files) // policy.small_bytes
             merge_files(spark, paths, self._table_schema(), self.files.path(f"{area}/{directory}"), count)
             merged = self._staged(area)
-            self._check_staged(area, merged, [file.path for file in files], 0)
-            added = [self._publish(area, file, data_change=False) for file in merged]
+            counts = self._check_staged(area, merged, [file.path for file in files], 0)
+            added = [self._publish(area, file, counts, data_change=False) for file in merged]
             values, now_ms = _partition_values(directory), _now_ms()
             removed = [RemoveAction(file.path, False, now_ms, file.size, values) for file in files]
             self._commit([*added, *removed], [])
@@ -290,7 +297,7 @@ def _partition_values(directory: str) -> dict[str, str | None]:
     values: dict[str, str | None] = {}
     for part in directory.split("/"):
         name, _, value = part.partition("=")
-        values[name] = value
+        values[name] = None if value == NULL_PARTITION else value
     return values
 
 

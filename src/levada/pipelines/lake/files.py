@@ -2,14 +2,19 @@
 
 import errno
 import os
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from levada.pipelines.errors import LakeError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARTITION_COLUMNS = ("topic", "date")  # the directories of a lake
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # the directory name that stands for null
 # Parquet counts 100 rows before it first looks at their size, and readers decompress a row group at once. With these
 # options a page and a row group end by bytes, so that large values fit into a small heap.
 PARQUET_OPTIONS = {
@@ -19,7 +24,10 @@ PARQUET_OPTIONS = {
 }
 SPARK_SCHEMA = "org.apache.spark.sql.parquet.row.metadata"  # the key in the footer of a file that Spark wrote
 CONDITIONAL_CREATE = "fs.option.create.conditional.overwrite"  # an object is created only if it does not exist
+CHECKSUM_FILE = re.compile(r"\..*\.crc")  # Hadoop does not list its own
 RENAMING_SCHEMES = ("file", "hdfs", "viewfs", "webhdfs", "swebhdfs")
+S3_CLIENT = "org.apache.hadoop.fs.s3a.S3AFileSystem not found"
+S3_DOCUMENTATION = "docs/lakes.md#s3"
 NO_HARD_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP)  # errors of a file system without them
 
 
@@ -47,9 +55,25 @@ class Files:
         self._gateway: Any = spark.sparkContext._gateway
         self._hadoop = spark.sparkContext._jsc.hadoopConfiguration()
         path = self._jvm.org.apache.hadoop.fs.Path(root)
-        self._system = path.getFileSystem(self._hadoop)
+        self._system = self._file_system(path)
         self._root = self._system.makeQualified(path)
         self.root = str(self._root.toString())
+
+    def _file_system(self, path: Any) -> Any:
+        """The file system of a path; LakeError if it is S3 and Spark has no client of it."""
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+        try:
+            return path.getFileSystem(self._hadoop)
+        except Py4JJavaError as error:
+            text = str(error)
+            if S3_CLIENT in text:
+                advice = f"give Spark the jars of the S3 client, with the --conf lines of {S3_DOCUMENTATION}"
+            elif any(f'No FileSystem for scheme "{scheme}"' in text for scheme in ("s3", "s3n")):
+                advice = f"write s3a:// instead ({S3_DOCUMENTATION})"
+            else:
+                raise
+            raise LakeError(f"Spark cannot open {path.toString()}: {advice}") from None
 
     def below(self, name: str) -> "Files":
         """The files below a subdirectory, which is created if it does not exist."""
@@ -90,15 +114,29 @@ class Files:
             return []
         return sorted(str(found.getPath().getName()) for found in self._system.listStatus(self._path(directory)))
 
+    def size(self, name: str) -> int | None:
+        """The bytes of a file; None if it does not exist."""
+        return int(self._system.getFileStatus(self._path(name)).getLen()) if self.exists(name) else None
+
     def walk(self, directory: str) -> Iterator[FoundFile]:
         """All files below a directory, with paths relative to it."""
         if not self.exists(directory):
+            return
+        if self._is_local:
+            yield from self._walk_local(Path(self._local(directory)))
             return
         start = len(str(self._system.makeQualified(self._path(directory)).toString()).rstrip("/")) + 1
         found = self._system.listFiles(self._path(directory), True)
         while found.hasNext():
             status = found.next()
             yield FoundFile(str(status.getPath().toString())[start:], int(status.getLen()))
+
+    def _walk_local(self, root: Path) -> Iterator[FoundFile]:
+        """The same without the JVM: a call of it takes longer than the system's."""
+        for directory, _, names in os.walk(root):
+            for path in (Path(directory, name) for name in names if not CHECKSUM_FILE.fullmatch(name)):
+                with suppress(FileNotFoundError):  # moved meanwhile
+                    yield FoundFile(str(path.relative_to(root)), path.stat().st_size)
 
     def read(self, name: str) -> str:
         """Read a small text file."""
@@ -150,11 +188,15 @@ class Files:
 
         A repeated request after a lost response finds the object of the first one: it counts as that of another.
         """
-        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+        from py4j.protocol import Py4JJavaError
 
         builder = self._system.createFile(self._path(name)).overwrite(True)
         stream = builder.must(CONDITIONAL_CREATE, True).build()
-        stream.write(bytearray(text.encode()))
+        try:
+            stream.write(bytearray(text.encode()))
+        except Exception:
+            stream.abort()  # to close it would create the object with a part of the text
+            raise
         try:
             stream.close()
         except Py4JJavaError:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from levada.pipelines.errors import LakeError, PipelineError, explain_query
 from levada.pipelines.lake.files import PARQUET_OPTIONS, Files
+from levada.pipelines.lake.integrity import damaged_file
 from levada.pipelines.lake.lake import Lake, check_lake, check_path, open_lake
 from levada.pipelines.runs.queries import Batch, DriverQuery, RunningPipeline
 from levada.pipelines.topics import check_topic_ids, earliest_offsets, topic_ids
@@ -84,11 +85,7 @@ def _common_schema(lake: str, archived: "StructType", log: "StructType") -> "Str
             advice = "read without valueFormat, and decode values with a function such as from_json"
         else:
             advice = "read with the options of the archive (valueFormat, valueSchema)"
-        reason = f": {error.reason}" if error.reason else ""
-        raise LakeError(
-            f"the column {error.column} is {error.old} in the lake {lake} and would be {error.new} in the records of "
-            f"the log{reason}; {advice}"
-        ) from None
+        raise error.lake_error(f"the lake {lake}", "the records of the log", advice) from None
 
 
 def query_history(
@@ -146,16 +143,28 @@ def _check_result_path(result: Files, lake: Files) -> None:
 
 
 def read_archived(lake: Lake, topic: str | None, spark: "SparkSession") -> "DataFrame | None":
-    """The archived records of a topic, or of all, with the schema of the lake; None if there are none."""
+    """The archived records of a topic, or of all, with the schema of the lake; None if there are none.
+
+    Raises LakeError if a file has not the size of its commit.
+    """
     from functools import reduce
 
     from pyspark.sql import DataFrame
 
-    paths, schema = lake.paths(topic), lake.schema(topic)
-    if not paths or schema is None:
+    sizes, schema = lake.sizes(topic), lake.schema(topic)
+    if not sizes or schema is None:
         return None
     by_root: dict[str, list[str]] = {}  # files that are not moved yet have the same directories in the staging area
-    for path in paths:
+    for path in sizes:
         by_root.setdefault(path[: path.rindex("/topic=")], []).append(path)
     found = [spark.read.schema(schema).option("basePath", root).parquet(*files) for root, files in by_root.items()]
+    if sum(map(_listed_bytes, found)) != sum(sizes.values()):  # Spark has listed them anyway
+        damage = damaged_file(lake.files, sizes)
+        if damage:
+            raise LakeError(damage)
     return reduce(DataFrame.union, found).select(*schema.names)
+
+
+def _listed_bytes(rows: "DataFrame") -> int:
+    """The size of the files that a DataFrame of files will read."""
+    return int(rows._jdf.queryExecution().analyzed().relation().location().sizeInBytes())

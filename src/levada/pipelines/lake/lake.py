@@ -17,6 +17,7 @@ Lake = ParquetLake | DeltaLake
 SPARK_CONFIGURATION = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS")
 GLOB_CHARACTERS = "{}[]*?\\"  # Spark takes a path with one of these for a glob pattern
 FORMATS: dict[str, type[Lake]] = {"parquet": ParquetLake, "delta": DeltaLake}
+PLACES = {"delta": DELTA_LOG, "parquet": COMMITS}  # by format: where a lake of it has its commits
 
 
 def check_path(path: str) -> None:
@@ -50,8 +51,12 @@ def open_lake(spark: "SparkSession", path: str, lake_format: str | None = None) 
     files = Files(spark, path)
     found = _format(files)
     if found is not None and lake_format is not None and found != lake_format:
-        raise LakeError(f"{path} is a lake in the format {found} and cannot change to {lake_format}")
+        raise _other_format(path, found, lake_format)
     return FORMATS[found or lake_format or "parquet"](files)
+
+
+def _other_format(path: str, found: str, wanted: str) -> LakeError:
+    return LakeError(f"{path} is a lake in the format {found} and cannot change to {wanted}")
 
 
 def check_lake(spark: "SparkSession", path: str) -> None:
@@ -62,7 +67,7 @@ def check_lake(spark: "SparkSession", path: str) -> None:
 
 
 def _format(files: Files) -> str | None:
-    return "delta" if files.exists(DELTA_LOG) else "parquet" if files.exists(COMMITS) else None
+    return next((name for name, place in PLACES.items() if files.exists(place)), None)
 
 
 def check_local_lake(path: str) -> None:
@@ -70,8 +75,22 @@ def check_local_lake(path: str) -> None:
     has_scheme = ":" in path.partition("/")[0]
     if has_scheme or _has_spark_configuration():
         return
-    if not any(os.path.exists(os.path.join(path, name)) for name in (DELTA_LOG, COMMITS)):
+    if not any(os.path.exists(os.path.join(path, place)) for place in PLACES.values()):
         raise LakeError(f"there is no lake at {path}")
+
+
+def check_local_target(path: str, lake_format: str | None) -> None:
+    """Raise LakeError for a path of the local disk that cannot be a lake of this format; checked without Spark."""
+    if ":" in path.partition("/")[0] or _has_spark_configuration():
+        return
+    existing = os.path.abspath(path)
+    while not os.path.exists(existing):
+        existing = os.path.dirname(existing)
+    if not os.path.isdir(existing):
+        raise LakeError(f"cannot create a lake at {path}: {existing} is a file, and a lake is a directory")
+    found = next((name for name, place in PLACES.items() if os.path.exists(os.path.join(path, place))), None)
+    if found is not None and lake_format not in (None, found):
+        raise _other_format(path, found, str(lake_format))
 
 
 def is_delta(path: str) -> bool:

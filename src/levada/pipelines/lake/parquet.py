@@ -13,9 +13,11 @@ The last writer to claim the lake owns it. A claim is a commit that changes noth
 commit of a number, so an earlier writer, dead or alive, fails at its next commit; no clock is involved. Files staged
 for a number that is taken can never be committed by another writer.
 
-A path that a reader was given stays valid for the retention. Merged files therefore wait in the staging area, where
-readers of the commits find them, while readers of the directory see the original files. After the retention the merged
-files get a second name in their directory, and the originals are removed; after another one the first name goes.
+A path that a reader of the commits was given stays valid for the retention. Merged files therefore wait in the staging
+area, where readers of the commits find them, while readers of the directory see the original files. After the retention
+the merged files get a second name in their directory, and the originals are removed; after another one the first name
+goes. A reader of the directory that listed it before that moment fails then: originals that stayed there would count
+twice for the next one.
 The files of other commits get their second name at once where a rename is a copy, so that a reader that finds one
 before it is there may read the first name.
 """
@@ -46,6 +48,7 @@ from levada.pipelines.lake.commits import (
 )
 from levada.pipelines.lake.compaction import check_merged, merge_files, small_files
 from levada.pipelines.lake.files import Files
+from levada.pipelines.lake.integrity import find_damage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -111,8 +114,10 @@ class ParquetLake:
     def claim(self, ids: TopicIds = NO_IDS) -> None:
         """Become the writer and finish the commits of the previous one, which fails from now on.
 
-        `ids` are the ids of archived topics, for lakes of older versions, which have none.
+        `ids` are the ids of archived topics, for lakes of older versions, which have none. Raises LakeError if commits
+        or files are missing or damaged.
         """
+        self._check_files()
         while not self._append(Commit(self.state.number + 1, ids=self._new_ids(ids), time_ms=_now_ms())):
             self.refresh()
         self.claim_name = f"{self.state.number:010d}-{self._writer}"
@@ -121,6 +126,13 @@ class ParquetLake:
                 self.files.remove(f"{STAGING}/{area}")
             elif self._is_interrupted(commit):
                 self._publish(commit, keep_since=ALWAYS)
+
+    def _check_files(self) -> None:
+        """Raise LakeError if commits or committed files are missing or damaged."""
+        while found := find_damage(self.files, self.state, lambda paths: self._located(paths, wait_s=-1.0)):
+            known = self.state.number
+            if self.refresh().number == known:  # otherwise another writer may have committed or merged these files
+                raise LakeError(found)
 
     def _is_interrupted(self, commit: Commit) -> bool:
         """Whether the writer of a commit was killed before or while it moved its files."""
@@ -248,6 +260,7 @@ class ParquetLake:
             index = counts[directory] = counts.get(directory, -1) + 1
             added.append(LakeFile(f"{directory}/{_file_name(number, index)}", file.size, number))
             staged[added[-1].path] = file.path
+        self._check_free(staged)
         ids = self._new_ids(ids)
         commit = Commit(number, tuple(added), gone, ends or {}, rows, area, staged, ids, schemas, _now_ms())
         started = time.monotonic()
@@ -258,13 +271,19 @@ class ParquetLake:
             self._publish(commit, keep_since=keep_since)
         return commit
 
-    def _check_staged(self, staged: Iterable[str], removed: Sequence[str], rows: int) -> None:
+    def _check_staged(self, staged: Sequence[str], removed: Sequence[str], rows: int) -> None:
         """Raise LakeError unless the staged files have the columns of the removed ones, and `rows` more rows."""
         try:
             check_merged(self.files, staged, self._located(removed), rows)
         except LakeError:
             self.check()
             raise
+
+    def _check_free(self, targets: Iterable[str]) -> None:
+        """Raise LakeError if a file has the name of one of the next commit, which would be taken for that."""
+        for target in filter(self.files.exists, targets):
+            self.check()
+            raise LakeError(f"{self.files.path(target)} exists, and no commit has it: commits were removed")
 
     def _publish(self, commit: Commit, *, keep_since: float) -> None:
         """Move the files of a commit to their directories and remove those it removed.
@@ -301,16 +320,24 @@ class ParquetLake:
                 self.files.remove(f"{STAGING}/{area}")
 
     def paths(self, topic: str | None = None) -> list[str]:
-        """The full paths of the committed files of one topic, or of all, in the order of their commits.
+        """The full paths of the committed files of one topic, or of all, in the order of their commits."""
+        return list(self.sizes(topic))
+
+    def sizes(self, topic: str | None = None) -> dict[str, int]:
+        """The bytes of the committed files by full path, in the order of their commits.
 
         A file that is committed and not moved yet has its path in the staging area.
         """
         wanted = [file for file in self.state.files.values() if topic in (None, file.topic)]
         ordered = sorted(wanted, key=lambda file: (file.commit, file.path))
-        return [self.files.path(name) for name in self._located([file.path for file in ordered])]
+        names = self._located([file.path for file in ordered])
+        return {self.files.path(name): file.size for name, file in zip(names, ordered, strict=True)}
 
-    def _located(self, paths: Iterable[str]) -> list[str]:
-        """Where committed files are now: in their directories, or in the staging area."""
+    def _located(self, paths: Iterable[str], wait_s: float | None = None) -> list[str]:
+        """Where committed files are now: in their directories, or in the staging area.
+
+        It waits for a writer that moves files, by default MOVE_TIMEOUT_S.
+        """
         paths = list(paths)
         commits = {self.state.files[path].commit for path in paths}
         staged = {
@@ -319,7 +346,7 @@ class ParquetLake:
             if area == commit.area
             for target, source in commit.staged.items()
         }
-        deadline = time.monotonic() + MOVE_TIMEOUT_S
+        deadline = time.monotonic() + (MOVE_TIMEOUT_S if wait_s is None else wait_s)
         return [self._locate(path, *staged[path], deadline) if path in staged else path for path in paths]
 
     def _locate(self, path: str, staged: str, is_merged: bool, deadline: float) -> str:

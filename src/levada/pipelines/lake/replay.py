@@ -19,12 +19,13 @@ from itertools import groupby
 from operator import or_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from levada.model import NO_TIMESTAMP
 from levada.pipelines.errors import LakeError
 from levada.pipelines.lake.files import Files
 from levada.pipelines.lake.history import read_archived
 from levada.pipelines.lake.lake import check_lake, open_lake
 from levada.pipelines.runs.queries import Batch, DriverQuery, RunningPipeline
-from levada.pipelines.topics import create_topics, find_topic, retention_ms
+from levada.pipelines.topics import create_topics, find_topic, timestamp_limits
 from levada.spark.session.session import session_or
 
 if TYPE_CHECKING:
@@ -36,7 +37,11 @@ FILE_GONE = ("FAILED_READ_FILE.FILE_NOT_EXIST", "PATH_NOT_FOUND")  # error condi
 HOUR_MS = 3_600_000
 TRIES = 3  # compaction may replace files while they are read
 
+AFTER_MAX, BEFORE_MAX = "message.timestamp.after.max.ms", "message.timestamp.before.max.ms"
+ANY_TIME_MS = (1 << 63) - 1
+
 Offsets = Mapping[int, int]  # by partition
+Times = tuple[int, int]  # the oldest and the newest timestamp
 
 
 class ReplayRequest(NamedTuple):
@@ -170,12 +175,12 @@ class Replay:
         """Send slice by slice from where the last run ended, each when it is due."""
         started = self._load_plan()
         plan = started or self._new_plan()
-        buckets, oldest = self._buckets(plan)
+        buckets, times = self._buckets(plan)
         todo, first = list(slices(buckets, plan.ends, plan.rows_min)), self._first_slice()
         if first < len(todo):
-            plan = self._with_topic(plan, is_new=started is None)
-            left = (oldest[span] for span in oldest if not first or span > todo[first - 1].span)
-            self._check_retention(min(left))
+            left = [times[span] for span in times if not first or span > todo[first - 1].span]
+            found = (min(oldest for oldest, _ in left), max(newest for _, newest in left)) if left else None
+            plan = self._with_topic(plan, is_new=started is None, times=found)
         if started is None:
             content = {"wanted": self._request._asdict(), "plan": plan._asdict()}
             self._checkpoint.write("plan.json", json.dumps(content))
@@ -188,7 +193,7 @@ class Replay:
             if self._request.speed is not None:
                 spans = one.span - todo[min(first, len(todo) - 1)].span
                 due = origin + spans * plan.span_ms / 1000 / self._request.speed
-                if stopped.wait(max(0.0, due - time.monotonic())):
+                if stopped.wait(min(max(0.0, due - time.monotonic()), threading.TIMEOUT_MAX)):
                     return
             self._send(plan, number, one)
             self._checkpoint.write("done", str(number + 1))
@@ -197,14 +202,23 @@ class Replay:
     def _first_slice(self) -> int:
         return int(self._checkpoint.read("done")) if self._checkpoint.exists("done") else 0
 
-    def _with_topic(self, plan: ReplayPlan, *, is_new: bool) -> ReplayPlan:
+    def _with_topic(self, plan: ReplayPlan, *, is_new: bool, times: Times | None) -> ReplayPlan:
         """The plan with the id of the target topic, which is created for a new plan if it does not exist.
 
-        Raises LakeError if the topic is another one than at the first start, or has too few partitions.
+        Raises LakeError if the topic is another one than at the first start, has too few partitions, or does not take
+        or keep records of these times.
         """
         bootstrap, to, count = self._bootstrap, self._request.to, max(plan.ends, default=0) + 1
+        if times is not None and times[0] < 0:
+            raise LakeError(
+                f"the records begin at {_minute(times[0])} (UTC), and Kafka's clients do not send timestamps before "
+                "1970. Nothing was sent; to replay the later records: --from 1970-01-01"
+            )
         if is_new:
-            create_topics(bootstrap, [to], count, {"retention.ms": "-1"})  # the records may be of any age
+            configs = {"retention.ms": "-1"}  # the records may be of any age
+            if times is not None and times[1] > time.time() * 1000:  # not every broker knows this setting
+                configs[AFTER_MAX] = str(ANY_TIME_MS)
+            create_topics(bootstrap, [to], count, configs)
         topic = find_topic(bootstrap, to)
         topic_id = None if topic is None or topic.topic_id is None else str(topic.topic_id)
         if topic is None and is_new:
@@ -220,20 +234,27 @@ class Replay:
                 f"the records are of {count} partitions, and topic {to} has {partitions}: send them to "
                 "partitions by key (--by-key), or to a topic that does not exist yet"
             )
+        if times is not None:
+            self._check_times(*times)
         return plan._replace(topic_id=topic_id)
 
-    def _check_retention(self, oldest_ms: int) -> None:
-        """Raise LakeError if the retention of the target topic would delete records of this age at once."""
-        to = self._request.to
-        retention = retention_ms(self._bootstrap, to)
-        if retention is not None and oldest_ms < time.time() * 1000 - retention:
-            oldest = datetime.fromtimestamp(oldest_ms / 1000, UTC)
-            raise LakeError(
-                f"topic {to} deletes records older than {retention / HOUR_MS:g} hours (retention.ms), and the records "
-                f"of this replay begin at {oldest:%Y-%m-%d %H:%M} (UTC): they would be deleted soon after they are "
-                f"sent. Change its retention (levada config set topic {to} retention.ms=-1), or send to a new topic, "
-                "which keeps them"
-            )
+    def _check_times(self, oldest_ms: int, newest_ms: int) -> None:
+        """Raise LakeError if the target topic would refuse records of these times, or delete them at once."""
+        to, now_ms = self._request.to, time.time() * 1000
+        limits = timestamp_limits(self._bootstrap, to)
+        begin, end = f"begin at {_minute(oldest_ms)}", f"end at {_minute(newest_ms)}"
+        for limit, setting, exceeded, does, when in (
+            (limits.retention_ms, "retention.ms", now_ms - oldest_ms, "deletes records older than", begin),
+            (limits.before_max_ms, BEFORE_MAX, now_ms - oldest_ms, "refuses timestamps before now by more than", begin),
+            (limits.after_max_ms, AFTER_MAX, newest_ms - now_ms, "refuses timestamps after now by more than", end),
+        ):
+            if limit is not None and exceeded > limit:
+                any_time = -1 if setting == "retention.ms" else ANY_TIME_MS
+                raise LakeError(
+                    f"topic {to} {does} {limit / HOUR_MS:g} hours ({setting}), and the records of this replay {when} "
+                    f"(UTC). Nothing was sent; change the setting (levada config set topic {to} {setting}={any_time}), "
+                    "or send to a new topic, which takes and keeps them"
+                )
 
     def _load_plan(self) -> ReplayPlan | None:
         """The plan of the first start, if there was one; LakeError if its arguments differ from these."""
@@ -284,21 +305,30 @@ class Replay:
             rows = rows.where(col("timestamp") < datetime.fromtimestamp(request.end_ms / 1000, UTC))
         return rows
 
-    def _buckets(self, plan: ReplayPlan) -> tuple[list[Bucket], dict[int, int]]:
-        """The records by partition and span of time, and the oldest timestamp of each span."""
+    def _buckets(self, plan: ReplayPlan) -> tuple[list[Bucket], dict[int, Times]]:
+        """The records by partition and span of time, and the oldest and newest timestamp of each span.
+
+        Records without a timestamp are in the first span, and in a later one where those before them are.
+        """
         from pyspark.sql.functions import count, expr, lit
+        from pyspark.sql.functions import max as greatest
         from pyspark.sql.functions import min as least
 
+        time_ms = expr(f"nullif(unix_millis(timestamp), {NO_TIMESTAMP})")
         found = (
             _in_ranges(self._rows(), {index: (0, end) for index, end in plan.ends.items()})
-            .groupBy("partition", expr(f"unix_millis(timestamp) div {plan.span_ms}").alias("span"))
-            .agg(least("offset"), count(lit(1)), least(expr("unix_millis(timestamp)")))
+            .withColumn("time_ms", time_ms)
+            .groupBy("partition", expr(f"time_ms div {plan.span_ms}").alias("span"))
+            .agg(least("offset"), count(lit(1)), least("time_ms"), greatest("time_ms"))
             .collect()
         )
-        oldest: dict[int, int] = {}
-        for _, span, _, _, time_ms in found:
-            oldest[span] = min(time_ms, oldest.get(span, time_ms))
-        return [Bucket(*bucket) for *bucket, _ in found], oldest
+        times: dict[int, Times] = {}
+        for _, span, _, _, oldest, newest in found:
+            if span is not None:
+                known = times.get(span, (oldest, newest))
+                times[span] = min(oldest, known[0]), max(newest, known[1])
+        first = min(times, default=0)
+        return [Bucket(index, first if span is None else span, *rest[:2]) for index, span, *rest in found], times
 
     def _send(self, plan: ReplayPlan, number: int, one: Slice) -> None:
         """Write one slice; the records of one partition go through one task, in order."""
@@ -349,6 +379,13 @@ def is_file_gone(error: Exception) -> bool:
             return True
         cause = cause.getCause()
     return False
+
+
+def _minute(time_ms: int) -> str:
+    """A time in UTC, of any year."""
+    import numpy as np
+
+    return str(np.datetime64(time_ms, "ms").astype("datetime64[m]")).replace("T", " ")
 
 
 def _in_ranges(rows: "DataFrame", ranges: Mapping[int, tuple[int, int]]) -> "DataFrame":

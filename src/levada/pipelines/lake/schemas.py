@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 DATE = "date"  # of a record's timestamp, in UTC
-DATE_EXPRESSION = "date_from_unix_date(int(floor(unix_millis(timestamp) / 86400000)))"  # in every session time zone
+_DAYS = "floor(unix_millis(timestamp) / 86400000)"
+# The same in every session time zone; null outside the years 1 to 9999, in which no reader of a directory's name or of
+# a Delta table takes it for a date: the kernel of Delta cannot open a table with such a one.
+DATE_EXPRESSION = f"if({_DAYS} BETWEEN -719162 AND 2932896, date_from_unix_date(int({_DAYS})), NULL)"
 # What Spark reads from a Parquet file of the first type.
 WIDER: dict[type[t.DataType], tuple[type[t.DataType], ...]] = {
     t.ByteType: (t.ShortType, t.IntegerType, t.LongType, t.DoubleType),
@@ -25,6 +28,9 @@ WIDER: dict[type[t.DataType], tuple[type[t.DataType], ...]] = {
     t.IntegerType: (t.LongType, t.DoubleType),
     t.FloatType: (t.DoubleType,),
 }
+
+
+OTHER_LAKE = "--to another path"
 
 
 class Merging(NamedTuple):
@@ -48,6 +54,13 @@ class IncompatibleSchemaError(Exception):
         self.old = old
         self.new = new
         self.reason = reason
+
+    def lake_error(self, old_place: str, new_place: str, advice: str) -> LakeError:
+        """The same for users: where the two types are, and what can be done."""
+        reason = f": {self.reason}" if self.reason else ""
+        return LakeError(
+            f"the column {self.column} is {self.old} in {old_place} and {self.new} in {new_place}{reason}; {advice}"
+        )
 
 
 def lake_schema(records: t.StructType) -> t.StructType:
@@ -135,11 +148,8 @@ def merge_records_schema(
             advice = "continue with valueFormat and the valueSchema of the lake"
         else:
             advice = "continue with the type of the lake"
-        reason = f": {error.reason}" if error.reason else ""
-        raise LakeError(
-            f"the lake {root} has the column {error.column} as {error.old}, and the records have it as "
-            f"{error.new}{reason}. Nothing was written; {advice}, or archive to another lake (--to another path)"
-        ) from None
+        advice += f", or archive to another lake ({OTHER_LAKE}). Nothing was written"
+        raise error.lake_error(f"the lake {root}", "the records", advice) from None
 
 
 def merge_files_schemas(files: Files, names: Iterable[str]) -> t.StructType | None:
@@ -150,11 +160,8 @@ def merge_files_schemas(files: Files, names: Iterable[str]) -> t.StructType | No
         try:
             merged = found if merged is None else merge_schemas(merged, found, READING)
         except IncompatibleSchemaError as error:
-            raise LakeError(
-                f"the lake {files.root} has files with the column {error.column} as {error.old} and files with "
-                f"{error.new}, written by an older version: they cannot be read together. Archive to another lake "
-                "(--to another path)"
-            ) from None
+            advice = f"an older version wrote them. Archive to another lake ({OTHER_LAKE})"
+            raise error.lake_error(f"files of the lake {files.root}", "other files", advice) from None
     return merged
 
 
@@ -165,10 +172,8 @@ def merge_topics_schemas(root: str, schemas: Iterable[t.StructType]) -> t.Struct
         try:
             merged = schema if merged is None else merge_schemas(merged, schema, READING)
         except IncompatibleSchemaError as error:
-            raise LakeError(
-                f"the topics of the lake {root} have the column {error.column} as {error.old} and as {error.new}; "
-                "read or register each topic by itself"
-            ) from None
+            advice = "read or register each topic by itself (its directory is topic=NAME)"
+            raise error.lake_error(f"one topic of the lake {root}", "another", advice) from None
     return merged
 
 

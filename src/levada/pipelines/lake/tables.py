@@ -71,11 +71,13 @@ def _create_table(spark: "SparkSession", table: str, location: str, rows: "DataF
     from pyspark.errors import AnalysisException
 
     _check_name(spark, table, location)
+    if _location(spark, table) is not None:
+        _replace_columns(spark, table, rows.schema)
+        return
     partitions = [name for name in PARTITION_COLUMNS if name in rows.columns]
     before = spark.conf.get(PARTITIONS_IN_CATALOG)
     spark.conf.set(PARTITIONS_IN_CATALOG, "false")  # a table keeps what it was created with
     try:
-        spark.sql(f"DROP TABLE IF EXISTS {table}")
         spark.sql(
             f"CREATE TABLE {table} ({rows.schema.toDDL()}) USING parquet PARTITIONED BY ({', '.join(partitions)}) "
             f"LOCATION '{_quoted(location)}'"
@@ -84,6 +86,23 @@ def _create_table(spark: "SparkSession", table: str, location: str, rows: "DataF
         raise LakeError(f"cannot create the table {table}: {explain_query(error)}") from None
     finally:
         spark.conf.set(PARTITIONS_IN_CATALOG, str(before))
+
+
+def _replace_columns(spark: "SparkSession", table: str, schema: "StructType") -> None:
+    """Give an existing table the columns of the lake, in one step: other sessions never find it missing.
+
+    SQL cannot add fields to a struct of such a table, or change a type.
+    """
+    from pyspark.sql.types import StructType
+
+    assert spark._jvm is not None
+    columns = StructType([field for field in schema.fields if field.name not in PARTITION_COLUMNS])
+    known = spark.table(table).schema
+    if [*columns] != [field for field in known.fields if field.name not in PARTITION_COLUMNS]:
+        state = spark._jsparkSession.sessionState()
+        data_type = spark._jvm.org.apache.spark.sql.types.DataType.fromJson(columns.json())
+        state.catalog().alterTableDataSchema(state.sqlParser().parseTableIdentifier(table), data_type)
+    spark.catalog.refreshTable(table)
 
 
 def _check_name(spark: "SparkSession", table: str, replaced: str) -> None:

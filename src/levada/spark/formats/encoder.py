@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 
 from levada.errors import ErrorCode, KafkaError
-from levada.model import NO_PRODUCER_ID, Codec
+from levada.model import NO_PRODUCER_ID, NO_TIMESTAMP, Codec
 from levada.spark.kernels import encode as kernels
 from levada.wire.batches import (
     ATTRIBUTES_OFFSET,
@@ -127,8 +127,8 @@ def encode_rows(
 
     `partitions` is the result of `assign_partitions`. Rows of a partition keep their order. `sequences` holds the next
     sequence number of each partition, 0 if it is missing, and is advanced by each batch. Without a producer id it is
-    not needed. A header without a name raises InvalidRow(INVALID_RECORD), a time before 1970
-    InvalidRow(INVALID_TIMESTAMP).
+    not needed. A header without a name raises InvalidRow(INVALID_RECORD), a time before 1970, other than Kafka's -1 for
+    no timestamp, InvalidRow(INVALID_TIMESTAMP).
     """
     count = len(partitions)
     if not count:
@@ -200,8 +200,8 @@ def _milliseconds(column: Any, now_ms: int, count: int) -> Any:
     found = found * times if times > 1 else found // over
     if missing is not None:
         found[missing.to_numpy(zero_copy_only=False)] = now_ms
-    if found.min() < 0:
-        row = int(np.argmax(found < 0))
+    if found.min() < NO_TIMESTAMP:
+        row = int(np.argmax(found < NO_TIMESTAMP))
         when = np.datetime64(int(found[row]), "ms")  # any year, unlike datetime
         raise InvalidRow(ErrorCode.INVALID_TIMESTAMP, f"row {row} is from before 1970: {when}")
     return found

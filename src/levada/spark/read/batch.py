@@ -10,7 +10,7 @@ from levada.spark.read.offset_reader import OffsetReader
 from levada.spark.read.offsets import check_order, end_offsets, report_data_loss, skip_to_from_time, start_offsets
 from levada.spark.read.options import ReadOptions
 from levada.spark.read.planner import OffsetRange, TaskRanges, bytes_per_offset, plan_tasks
-from levada.spark.read.rows import RowReader
+from levada.spark.read.rows import ReaderSchemas, RowReader
 from levada.spark.worker import QuickAck
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ class RangesPartition(InputPartition):
 class BatchReader(QuickAck, DataSourceReader):
     """`spark.read.format("levada")`. Spark plans with one instance and reads with copies of it in its tasks."""
 
-    def __init__(self, options: ReadOptions, schema: "StructType") -> None:
+    def __init__(self, options: ReadOptions, schema: "StructType", readers: ReaderSchemas | None = None) -> None:
         self._options = options
-        self._rows = RowReader(schema, options)
+        self._rows = RowReader(schema, options, readers)
 
     @spark_callback()
     def partitions(self) -> list[InputPartition]:

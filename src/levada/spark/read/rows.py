@@ -24,7 +24,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from levada.errors import KafkaError
+from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.spark.errors import OptionError
 from levada.spark.formats.rows import ValueDecoder, skip_bytes
@@ -52,16 +52,22 @@ COLUMNS: dict[str, DataType] = {
     "timestampType": IntegerType(),
     "headers": HEADERS,
 }
+ReaderSchemas = dict[str, Schema | None]  # by typed column
 MALFORMED = {"value": "malformed", "key": "malformedKey"}  # columns only with `valueFormat` and `keyFormat`
 
 
-def table_schema(options: ReadOptions) -> StructType | str:
+def reader_schemas(options: ReadOptions) -> ReaderSchemas:
+    """The readers' schemas of the typed columns. The subject's latest one may change: a query chooses once."""
+    return {form.column: reader_schema(form, options.topics) for form in options.formats}
+
+
+def table_schema(options: ReadOptions, readers: ReaderSchemas) -> StructType | str:
     """The columns of a topic if the user gives no schema; as DDL if Spark has to parse columns in SQL."""
     types: dict[str, DataType | str] = dict(COLUMNS)
     if not options.include_headers:
         del types["headers"]
     for form in options.formats:
-        schema = reader_schema(form, options.topics)
+        schema = readers[form.column]
         if schema is None and not form.schema:
             raise OptionError(
                 f"{form.option('Format')} json needs {form.column}Schema (such as `user string, amount double`), or a "
@@ -137,11 +143,11 @@ ColumnBuilder = Callable[[Decoded], Any]
 class RowReader:
     """Builds Arrow record batches of one schema. Spark pickles it with the reader, so it holds no Arrow objects."""
 
-    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+    def __init__(self, schema: StructType, options: ReadOptions, readers: ReaderSchemas | None = None) -> None:
+        """`readers` are those that the schema is of; chosen now if the user gave it."""
         self._schema = schema
         self._options = options
-        # Chosen once, on the driver: the subject's latest schema may change while a query runs.
-        self._readers = {
+        self._readers = readers or {
             form.column: reader_schema(form, options.topics) for form in options.formats if form.column in schema.names
         }
         for field in schema.fields:
@@ -198,7 +204,7 @@ class RowReader:
         }
 
 
-def _check(field: StructField, options: ReadOptions, readers: dict[str, Schema | None]) -> None:
+def _check(field: StructField, options: ReadOptions, readers: ReaderSchemas) -> None:
     """Raise OptionError unless a column of the user's schema exists and has its type."""
     name, kind = field.name, field.dataType
     known = dict(COLUMNS)
@@ -235,11 +241,30 @@ def _builder(name: str, kind: Any) -> ColumnBuilder:
         "topic": lambda found: pa.repeat(pa.scalar(found.partition.topic, pa.string()), found.columns.rows),
         "partition": lambda found: pa.repeat(pa.scalar(found.partition.partition, pa.int32()), found.columns.rows),
         "offset": lambda found: found.columns.offset,
-        "timestamp": lambda found: pc.multiply(found.columns.timestamp, 1000).view(kind),
+        "timestamp": lambda found: _timestamps(found).view(kind),
         "timestampType": lambda found: found.columns.timestamp_type.cast(pa.int32()),
         "headers": lambda found: _as_type(found.columns.headers, kind),
     }
     return builders[name]
+
+
+def _timestamps(found: Decoded) -> Any:
+    """Timestamps in microseconds; KafkaError for one that is not within Spark's years, -290308 to 294247.
+
+    The stock connector fails for such a record, too. Any other timestamp, or null, would be one that nobody sent.
+    """
+    times = found.columns.timestamp
+    try:
+        return pc.multiply_checked(times, 1000)
+    except pa.ArrowInvalid:
+        limit = ((1 << 63) - 1) // 1000
+        row = pc.index(pc.or_(pc.less(times, -limit), pc.greater(times, limit)), True).as_py()
+        offset, time_ms = found.columns.offset[row].as_py(), times[row].as_py()
+        raise KafkaError(
+            ErrorCode.INVALID_TIMESTAMP,
+            f"{found.partition}: the record at offset {offset} has the timestamp {time_ms} ms, which is outside the "
+            f"years of Spark's timestamps. Read without the column timestamp, or start at offset {offset + 1}",
+        ) from None
 
 
 def _key_or_value(found: Decoded, column: str, as_text: bool) -> Any:

@@ -36,7 +36,7 @@ from levada.spark.read.planner import (
     plan_tasks,
     rate_limit,
 )
-from levada.spark.read.rows import RowReader
+from levada.spark.read.rows import ReaderSchemas, RowReader
 from levada.spark.worker import QuickAck
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ METADATA_ATTEMPTS_MAX = 5  # while topics are deleted and created during a reque
 class StreamReader(QuickAck, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("levada")`."""
 
-    def __init__(self, options: ReadOptions, schema: "StructType") -> None:
+    def __init__(self, options: ReadOptions, schema: "StructType", readers: ReaderSchemas | None = None) -> None:
         self._options = options
-        self._rows = RowReader(schema, options)
+        self._rows = RowReader(schema, options, readers)
         self._offsets = OffsetReader(options)
         self._ids: dict[TopicPartition, UUID | None] = {}  # topic ids at the last request
         self._recreated: PartitionOffsets = {}  # earliest offsets of logs recreated since the last micro-batch

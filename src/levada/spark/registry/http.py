@@ -8,18 +8,18 @@ import json
 import time
 from http.client import HTTPException
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 from levada.spark.errors import SchemaRegistryError
 from levada.spark.registry.client import IncompatibleSchema, UnknownSchema
 from levada.spark.registry.options import RegistryConnection, without_credentials
+from levada.spark.registry.response import Response, read_response
 
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 BACKOFF_MAX_S = 5.0
 RETRIABLE = frozenset({408, 429, 500, 502, 503, 504})
 NOT_FOUND, CONFLICT, UNPROCESSABLE = 404, 409, 422
-RESPONSE_BYTES_MAX = 16 << 20
+SUCCESS = range(200, 300)
 MESSAGE_CHARACTERS_MAX = 500
 
 
@@ -30,12 +30,12 @@ class _NoResponse(Exception):  # noqa: N818
 def call(connection: RegistryConnection, method: str, path: str, body: Any = None) -> Any:
     """Send a request to the URLs in turn, again after a while if none responds.
 
-    What one does not know another may: it can have been registered a moment ago. UnknownSchema means that of those that
-    respond none knows it.
+    What one does not know another may: it can have been registered a moment ago. UnknownSchema means that each of them
+    responds, and none knows it.
     """
-    wait_s, failures = connection.backoff_ms / 1000, {}
+    wait_s, failures = connection.backoff_ms / 1000, dict[str, str]()
     for attempt in range(connection.retries + 1):
-        unknown = None
+        unknown, failures = None, {}
         for url in connection.urls:
             try:
                 return _request(connection, url, method, path, body)
@@ -43,14 +43,15 @@ def call(connection: RegistryConnection, method: str, path: str, body: Any = Non
                 unknown = error
             except _NoResponse as error:
                 failures[url] = str(error)
-        if unknown is not None:
+        if unknown is not None and not failures:
             raise unknown
         if attempt < connection.retries:
             time.sleep(min(wait_s, BACKOFF_MAX_S))
             wait_s *= 2
     why = "; ".join(dict.fromkeys(failures.values()))
+    silent = ", ".join(without_credentials(url)[0] for url in failures)
     raise SchemaRegistryError(
-        f"the schema registry at {connection.shown} does not respond to {method} {path}: {why}. Check option "
+        f"the schema registry at {silent} does not respond to {method} {path}: {why}. Check option "
         "schema.registry.url and whether a registry runs there"
     )
 
@@ -64,12 +65,12 @@ def _request(connection: RegistryConnection, url: str, method: str, path: str, b
     if user_info:  # for this host, not for one that it redirects to
         request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(user_info.encode()).decode()}")
     try:
-        with urlopen(request, timeout=connection.timeout_ms / 1000) as response:  # noqa: S310
-            content = response.read(RESPONSE_BYTES_MAX)
-    except HTTPError as error:
-        raise _NoResponse(_explained(error, plain + path)) from None
+        response = read_response(request, connection.timeout_ms)
     except (OSError, HTTPException) as error:
         raise _NoResponse(str(getattr(error, "reason", error)) or type(error).__name__) from None
+    content = response.content
+    if response.status not in SUCCESS:
+        raise _NoResponse(_explained(response, plain + path))
     try:
         return json.loads(content)
     except ValueError:
@@ -79,21 +80,19 @@ def _request(connection: RegistryConnection, url: str, method: str, path: str, b
         ) from None
 
 
-def _explained(error: HTTPError, url: str) -> str:
+def _explained(response: Response, url: str) -> str:
     """What a registry says; raises unless it makes sense to ask again."""
+    status = response.status
     try:
-        content = error.read(RESPONSE_BYTES_MAX)
-    except (OSError, HTTPException):
-        content = b""
-    try:
-        message, code = json.loads(content)["message"], json.loads(content).get("error_code", error.code)
+        content = json.loads(response.content)
+        message, code = content["message"], content.get("error_code", status)
     except (ValueError, KeyError, TypeError):
-        message, code = error.reason, error.code
-    why = f"{str(message)[:MESSAGE_CHARACTERS_MAX]} (HTTP {error.code}, error code {code})"
-    if error.code == NOT_FOUND and str(code).startswith("404") and code != NOT_FOUND:
-        raise UnknownSchema(f"{url}: {why}") from None
-    if error.code in (CONFLICT, UNPROCESSABLE):
-        raise IncompatibleSchema(f"the schema registry at {url} refuses the schema: {why}") from None
-    if error.code not in RETRIABLE:
-        raise SchemaRegistryError(f"the schema registry at {url} refuses the request: {why}") from None
+        message, code = response.reason, status
+    why = f"{str(message)[:MESSAGE_CHARACTERS_MAX]} (HTTP {status}, error code {code})"
+    if status == NOT_FOUND and str(code).startswith("404") and code != NOT_FOUND:
+        raise UnknownSchema(f"{url}: {why}")
+    if status in (CONFLICT, UNPROCESSABLE):
+        raise IncompatibleSchema(f"the schema registry at {url} refuses the schema: {why}")
+    if status not in RETRIABLE:
+        raise SchemaRegistryError(f"the schema registry at {url} refuses the request: {why}")
     return why

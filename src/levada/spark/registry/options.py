@@ -137,7 +137,7 @@ class FormatOptions(ConnectionOptions):
         "schema.registry.basic.auth.user.info",
     )
     registry_timeout_ms: int = option(
-        "http.read.timeout.ms", "How long a registry may take to respond.", integer(1, INT32_MAX), 10_000
+        "http.read.timeout.ms", "How long a registry may take to respond completely.", integer(1, INT32_MAX), 10_000
     )
     registry_retries: int = option(
         "max.retries",

@@ -4,11 +4,13 @@ The schema is a given one, a registered one, or derived from the type of the col
 task runs; tasks do the same for topics that only rows name. A registry returns the id that a schema already has.
 """
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import DataType, StructType
 
@@ -62,6 +64,8 @@ class ColumnEncoder:
         if topic not in self._encoders:
             self.prepare(topic, from_arrow_type(column.type))
         head, encode = self._encoders[topic]
+        if self._form.name == "json" and _may_be_infinite(column):
+            encode = _only_finite(encode)
         found = []
         for row, value in enumerate(column.to_pylist(maps_as_pydicts="strict")):
             try:
@@ -154,6 +158,34 @@ class ColumnEncoder:
             raise IncompatibleSchema(
                 f"the schema of column {self.column} cannot be registered under {subject}: {error}. It is {schema.text}"
             ) from None
+
+
+def _may_be_infinite(column: Any) -> bool:
+    """Whether a number in a column of any type is NaN or infinite; the content of nulls may count."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        return bool(pc.any(pc.invert(pc.is_finite(column))).as_py())
+    if pa.types.is_struct(kind):
+        return any(map(_may_be_infinite, column.flatten()))
+    if pa.types.is_map(kind):
+        return _may_be_infinite(column.items)
+    return pa.types.is_list(kind) and _may_be_infinite(column.flatten())
+
+
+def _only_finite(encode: Encode) -> Encode:
+    """The same function for values without NaN and infinity; the encoder would write them as null."""
+
+    def check(value: Any) -> None:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"JSON has no {value}")
+        for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            check(one)
+
+    def checked(value: Any) -> bytes:
+        check(value)
+        return encode(value)
+
+    return checked
 
 
 def _encoder(form: ColumnFormat, schema: Schema) -> tuple[bytes, Encode]:

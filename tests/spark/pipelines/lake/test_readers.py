@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
-from tests.spark.support.lakes import DAY_MS, archive_once, fill
+from tests.spark.support.lakes import DAY_MS, archive_once, fill, send_at
 
+from levada.pipelines.errors import LakeError
 from levada.pipelines.lake.commits import CompactionPolicy
 from levada.pipelines.lake.history import history
 from levada.pipelines.lake.lake import open_lake
+from levada.pipelines.lake.tables import register
 from levada.testing import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -66,6 +68,29 @@ def test_files_of_a_reader_stay_for_the_retention(
     assert values(read()) == in_directory() == everything
     assert len(list(path.glob("topic=*/date=*/*.parquet"))) == 1
     assert not list((path / "_levada" / "staging").glob("*/**/*.parquet"))
+
+
+def test_planned_readers_of_the_directory_are_whole_or_fail(spark: "SparkSession", tmp_path: Path) -> None:
+    """A directory has the originals or the merged file. What was planned before fails after that; it loses no rows."""
+    path, everything = tmp_path / "lake", [f"v{number}" for number in range(3)]
+    lake = open_lake(spark, str(path))
+    lake.claim()
+    for first in range(3):
+        lake.add(records(spark, "t", first, 1), {"t": {0: first + 1}})
+    register(str(path), "planned", spark=spark)
+    try:
+        held = [spark.read.parquet(str(path)), spark.table("planned")]
+        lake.compact(spark, CompactionPolicy(files_max=2))
+        lake.vacuum()
+        assert [values(rows) for rows in [*held, spark.read.parquet(str(path))]] == [everything] * 3
+        lake.vacuum(0)
+        for rows in held:
+            with pytest.raises(Exception, match=r"FILE_NOT_EXIST"):
+                values(rows)
+        spark.sql("REFRESH TABLE planned")
+        assert values(spark.table("planned")) == values(spark.read.parquet(str(path))) == everything
+    finally:
+        spark.sql("DROP TABLE planned")
 
 
 @FORMS
@@ -125,3 +150,39 @@ def test_a_delta_table_keeps_merged_files_for_delta_s_own_retention(spark: "Spar
     lake.vacuum()
     assert len(list(path.glob("topic=*/date=*/*.parquet"))) == 4 and len(DeltaTable(path).file_uris()) == 1
     assert DeltaTable(path, version=DeltaTable(path).version() - 1).count() == 3
+
+
+@FORMS
+def test_dates_that_readers_cannot_parse_are_null(
+    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path, form: str
+) -> None:
+    """A client may send any time. One such date in a Delta table would be the end of it for all readers."""
+    lake, topic = tmp_path / "lake", broker.topic(retention_ms=-1)
+    outside = [-9_223_372_036_854_775, -199_997 * 31_556_952_000, -62_135_596_800_001]
+    for times in ([DAY_MS], [*outside, -62_135_596_800_000], [-1]):
+        send_at(broker, topic, *times)
+        archive_once(spark, broker, lake, topic, lake_format=form, files_max=1, retention_ms=0)
+    rows = history(topic, str(lake), bootstrap=broker.bootstrap, spark=spark)
+    days = [row.d for row in rows.orderBy("offset").selectExpr("string(date) d").collect()]
+    assert days == ["2025-10-09", None, None, None, "0001-01-01", "1969-12-31"]
+    if form == "delta":
+        assert DeltaTable(lake).to_pyarrow_table(columns=["offset", "date"])["date"].null_count == 3
+    rows = rows.where("date IS NULL").selectExpr("unix_millis(timestamp) ms")
+    assert sorted(row.ms for row in rows.collect()) == sorted(outside)
+
+
+@FORMS
+def test_a_file_of_another_size_is_not_read(
+    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path, form: str
+) -> None:
+    """Spark reads an empty file as one without rows."""
+    lake, topic = tmp_path / "lake", broker.topic()
+    for first in (0, 5):
+        fill(broker, topic, first, 5, DAY_MS)
+        archive_once(spark, broker, lake, topic, lake_format=form)
+    file = min(lake.glob("topic=*/date=*/*.parquet"))
+    size = file.stat().st_size
+    file.write_bytes(b"")
+    file.with_name(f".{file.name}.crc").unlink()
+    with pytest.raises(LakeError, match=rf"{file} is damaged: it has 0 bytes instead of {size}. Restore"):
+        history(topic, str(lake), bootstrap=broker.bootstrap, spark=spark)

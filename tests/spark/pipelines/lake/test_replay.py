@@ -16,7 +16,7 @@ from confluent_kafka.admin import (
     NewTopic,
 )
 from pyspark.errors import AnalysisException
-from tests.spark.support.lakes import DAY_MS, archive_once, fill
+from tests.spark.support.lakes import DAY_MS, archive_once, fill, send_at
 
 from levada.pipelines.errors import PipelineError
 from levada.pipelines.lake.replay import is_file_gone, replay
@@ -248,3 +248,47 @@ def test_files_that_were_joined_meanwhile_are_known_by_spark_s_error(
     with pytest.raises(AnalysisException) as raised:
         spark.read.parquet(str(folder / "gone.parquet"))
     assert is_file_gone(raised.value)
+
+
+def test_records_come_back_with_any_timestamp(spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """None, or one of the far future, which the topic that a replay creates must allow."""
+    lake, far_ms = str(tmp_path / "lake"), 4_102_444_800_000
+    topic, narrow = broker.topic(message_timestamp_after_max_ms=2**63 - 1), broker.topic(retention_ms=-1)
+    times = [-1, DAY_MS, far_ms, -1, 9_223_372_036_854_775, -1]
+    send_at(broker, topic, *times)
+    archive_once(spark, broker, tmp_path / "lake", topic)
+
+    def run(to: str, **options: Any) -> None:
+        assert replay(topic, lake, to, bootstrap=broker.bootstrap, name=to, spark=spark, **options).wait(300)
+
+    for to, options in ((f"{topic}-again", {}), (f"{topic}-by-time", {"speed": 1e13})):
+        run(to, **options)
+        assert [time_ms for _, time_ms in sorted(timestamps(broker, to))] == times
+    with pytest.raises(PipelineError, match=rf"{narrow} refuses timestamps after now .*message.timestamp.after.max.ms"):
+        run(narrow)
+    assert not timestamps(broker, narrow)
+
+
+def test_records_from_before_1970_are_refused_before_any_is_sent(
+    spark: "SparkSession", broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """A real Kafka could not compact a topic with them."""
+    lake, topic = str(tmp_path / "lake"), broker.topic()
+    send_at(broker, topic, DAY_MS, -2, DAY_MS)
+    archive_once(spark, broker, tmp_path / "lake", topic)
+
+    def run(**options: Any) -> None:
+        assert replay(topic, lake, f"{topic}-again", bootstrap=broker.bootstrap, spark=spark, **options).wait(300)
+
+    with pytest.raises(
+        PipelineError, match=r"begin at 1969-12-31 23:59 \(UTC\).*Nothing was sent; .*--from 1970-01-01"
+    ):
+        run()
+    with pytest.raises(ValueError, match="no such topic"):
+        broker.records(f"{topic}-again")
+    run(start=datetime(1970, 1, 1, tzinfo=UTC))
+    assert [time_ms for _, time_ms in timestamps(broker, f"{topic}-again")] == [DAY_MS] * 2
+
+
+def timestamps(broker: EmbeddedBroker, topic: str) -> list[tuple[int, int]]:
+    return [(record.offset, record.timestamp) for record in broker.records(topic)]

@@ -107,6 +107,22 @@ def test_the_command_takes_the_settings_of_s3(broker: EmbeddedBroker, bucket: Bu
     assert "has processed all records" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("lake", "advice"),
+    [("s3a://bucket/lake", "with the --conf lines of docs/lakes.md#s3"), ("s3://bucket/lake", "write s3a:// instead")],
+)
+def test_a_session_without_the_client_of_s3_says_what_it_needs(
+    broker: EmbeddedBroker, tmp_path: Path, lake: str, advice: str
+) -> None:
+    topic = broker.topic()
+    words = ["run", "archive", "--topic", topic, "--to", lake, "--once", "--master", "local[1]"]
+    command = [str(Path(sys.executable).parent / "levada"), "pipeline", *words]
+    environment = os.environ | {"LEVADA_BOOTSTRAP": broker.bootstrap, "LEVADA_PIPELINES": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert f"Spark cannot open {lake}: " in done.stderr and advice in done.stderr
+
+
 def test_a_bucket_that_does_not_exist_is_reported(
     spark: "SparkSession", broker: EmbeddedBroker, bucket: Bucket
 ) -> None:

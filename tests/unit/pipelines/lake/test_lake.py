@@ -61,7 +61,7 @@ class FilesInMemory(Files):
 
     def names(self, directory: str) -> list[str]:
         self._look()
-        start = directory + "/"
+        start = directory + "/" if directory else ""
         return sorted({path[len(start) :].split("/")[0] for path in self.content if path.startswith(start)})
 
     def walk(self, directory: str) -> Iterator[FoundFile]:
@@ -69,6 +69,10 @@ class FilesInMemory(Files):
         for path, content in list(self.content.items()):
             if path.startswith(directory + "/"):
                 yield FoundFile(path[len(directory) + 1 :], len(content))
+
+    def size(self, name: str) -> int | None:
+        self._look()
+        return len(self.content[name]) if name in self.content else None
 
     def read(self, name: str) -> str:
         self._look()
@@ -159,6 +163,47 @@ def test_commits_add_up() -> None:
     assert rows(files, again) == ["a", "b", "c"] and plain_rows(files) == ["a", "b", "c"]
     assert [path.rpartition("/")[2] for path in again.paths("u")] == ["0000000001-000.parquet"]
     assert not again.files.names(STAGING)
+
+
+@pytest.mark.parametrize("lost", [slice(None), slice(1, None), slice(-1, None)])
+def test_files_of_lost_commits_are_neither_used_nor_doubled(lost: slice) -> None:
+    """The log has their records still or again; a file in the place of a staged one would hide its rows."""
+    files = FilesInMemory()
+    lake = ParquetLake(files)
+    for number in range(3):
+        add(lake, "a", ends={"t": {0: number + 1}})
+    for name in files.names(COMMITS)[lost]:
+        del files.content[f"{COMMITS}/{name}"]
+    kept = dict(files.content)
+    with pytest.raises(LakeError, match=r"none of its commits has, such as topic=t/.*; restore _levada/commits"):
+        ParquetLake(files).claim()
+    assert files.content == kept
+
+
+def test_a_file_in_the_place_of_a_staged_one_is_not_taken_for_it() -> None:
+    files = FilesInMemory()
+    lake = ParquetLake(files)
+    stage(lake, "abc")
+    files.content[f"{DAY}/0000000000-000.parquet"] = "x"
+    kept = dict(files.content)
+    with pytest.raises(LakeError, match=r"0000000000-000.parquet exists, and no commit has it"):
+        lake.commit(ends={"t": {0: 3}}, rows=3)
+    assert files.content == kept
+
+
+@pytest.mark.parametrize(("content", "message"), [(None, "is missing"), ("", "it has 0 bytes instead of 1")])
+def test_a_writer_does_not_go_on_with_a_damaged_file(content: str | None, message: str) -> None:
+    files = FilesInMemory()
+    lake = ParquetLake(files)
+    add(lake, "a", ends={"t": {0: 1}})
+    path = f"{DAY}/0000000000-000.parquet"
+    del files.content[path]
+    if content is not None:
+        files.content[path] = content
+    kept = dict(files.content)
+    with pytest.raises(LakeError, match=rf"{path} .*{message}.*Restore it"):
+        ParquetLake(files).claim()
+    assert files.content == kept
 
 
 def steps_of_a_commit() -> int:

@@ -100,10 +100,14 @@ def test_a_column_of_every_record_cannot_go() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (LONG, INT, r"the column value.a as BIGINT, and the records have it as INT: .*narrower. Nothing was written"),
-        (STRING, INT, r"the column value.a as STRING, .*as INT. Nothing was written; continue with the type of the"),
-        (None, INT, r"value as BINARY, .*as STRUCT<a: INT>. Nothing .*continue without valueFormat .*--to another"),
-        (INT, None, r"value as STRUCT<a: INT>, .*as BINARY. Nothing .*continue with valueFormat .*--to another path"),
+        (
+            LONG,
+            INT,
+            r"the column value.a is BIGINT in the lake lake and INT in the records: .*narrower; .*Nothing was written",
+        ),
+        (STRING, INT, r"the column value.a is STRING .* INT .*; continue with the type of the .*Nothing was written"),
+        (None, INT, r"value is BINARY .* STRUCT<a: INT> .*continue without valueFormat .*--to another .*Nothing was"),
+        (INT, None, r"value is STRUCT<a: INT> .* BINARY .*continue with valueFormat .*--to another path.*Nothing was"),
     ],
 )
 def test_a_message_says_what_can_be_done(old: DataType | None, new: DataType | None, message: str) -> None:
