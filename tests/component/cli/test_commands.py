@@ -301,6 +301,7 @@ def test_a_record_that_is_refused(shell: Shell) -> None:
     large = shell("produce", "orders", stdin=b"x" * 5_000)
     assert large.code == 1
     assert "MESSAGE_TOO_LARGE" in large.err
+    assert "levada config set topic orders max.message.bytes" in large.err
 
 
 def test_a_reader_that_has_enough_ends_the_command_quietly(shell: Shell) -> None:
