@@ -88,7 +88,7 @@ def _timeout_option(command: Command) -> Command:
         type=click.FloatRange(min=0.1),
         default=DEFAULT_TIMEOUT_S,
         show_default=True,
-        help="How long to wait for a broker.",
+        help="How long to wait for a broker's response; a refused connection fails at once.",
     )(command)
 
 
