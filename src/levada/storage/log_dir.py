@@ -107,11 +107,11 @@ class LogDir:
         "was_clean",
     )
 
-    def __init__(self, path: str, disk: Disk, node_id: int | None, lock: int) -> None:
+    def __init__(self, path: str, disk: Disk, node_id: int | None) -> None:
         self.path = path
         self._disk = disk
         self._node_id = node_id
-        self._lock = lock
+        self._lock = -1
         self._new_boot_id: bytes | None = None  # not stored yet
         self.cluster_id: str | None = None  # None in a new directory
         self.owner: str | None = None  # the node id in its meta.properties
@@ -136,13 +136,15 @@ class LogDir:
         path = os.path.abspath(path)
         if node_id is not None:
             disk.mkdir(path)
+        log_dir = cls(path, disk, node_id)
         try:
-            lock = _acquire_lock(path, create=node_id is not None)
+            if not disk.exists(log_dir._path(LOCK_FILE)):
+                log_dir._read_meta_properties()  # before a lock file is created in a directory of something else
+            log_dir._lock = _acquire_lock(path, create=node_id is not None)
         except OSError as error:
             if error.errno not in (errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENXIO):
                 raise
             raise LogDirError(f"{error.filename}: {error.strerror}") from error
-        log_dir = cls(path, disk, node_id, lock)
         try:
             log_dir._read_meta_properties()
             log_dir._find_irregular()
