@@ -334,7 +334,10 @@ class LogDir:
             )
         if data is None:
             if self.partitions():
-                raise LogDirError(f"{self.path} holds partitions but no {META_FILE}: restore it or use another")
+                raise LogDirError(
+                    f"{self.path} holds partitions but no {META_FILE}: restore the file from a backup, or write it "
+                    "again from the metadata with levada log repair --accept-loss and all of log.dirs"
+                )
             return
         stored_format = fields.get("levada.format", "")
         if not stored_format.isdecimal() or int(stored_format) > FORMAT:
@@ -366,15 +369,8 @@ class LogDir:
         return points is not None and points.startswith(KAFKA_CHECKPOINT)
 
     def _write_meta_properties(self, cluster_id: str) -> None:
-        fields = {
-            "version": "1",
-            "cluster.id": cluster_id,
-            "node.id": str(self._node_id),
-            "directory.id": encode_uuid(self.directory_id),
-            "levada.format": str(FORMAT),
-        }
-        text = "".join(f"{name}={value}\n" for name, value in fields.items())
-        write_atomically(self._disk, self._path(META_FILE), text.encode())
+        content = _meta_properties(cluster_id, self._node_id, self.directory_id)
+        write_atomically(self._disk, self._path(META_FILE), content)
         self.cluster_id = cluster_id
 
     def _find_irregular(self) -> None:
@@ -467,6 +463,28 @@ class LogDir:
         if self._new_boot_id is not None:
             write_atomically(self._disk, self._path(BOOT_ID_FILE), self._new_boot_id)
             self._new_boot_id = None
+
+
+def write_lost_meta_properties(path: str, disk: Disk, cluster_id: str, node_id: int, directory_id: uuid.UUID) -> str:
+    """Write the identity of a log dir that no broker uses; return the path of the file."""
+    lock = _acquire_lock(path, create=True)
+    try:
+        file = os.path.join(path, META_FILE)
+        write_atomically(disk, file, _meta_properties(cluster_id, node_id, directory_id))
+        return file
+    finally:
+        os.close(lock)
+
+
+def _meta_properties(cluster_id: str, node_id: int | None, directory_id: uuid.UUID) -> bytes:
+    fields = {
+        "version": "1",
+        "cluster.id": cluster_id,
+        "node.id": str(node_id),
+        "directory.id": encode_uuid(directory_id),
+        "levada.format": str(FORMAT),
+    }
+    return "".join(f"{name}={value}\n" for name, value in fields.items()).encode()
 
 
 def _acquire_lock(path: str, create: bool) -> int:
