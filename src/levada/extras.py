@@ -1,7 +1,8 @@
 """The extras of the package, and the command that adds one to this installation."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -25,6 +26,19 @@ def install_command(extra: str) -> str:
     if source is not None and source.exists():
         return f"pip install {shlex.quote(f'{source}[{extra}]')}"
     return shlex.join(["pip", "install", *requirements(installed.requires or (), extra)])
+
+
+@contextmanager
+def required(extra: str) -> Iterator[None]:
+    """Let the ModuleNotFoundError of a package that an extra installs say how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or PACKAGE).partition(".")[0]
+        if missing == PACKAGE:
+            raise
+        why = f"{missing} is not installed; try: {install_command(extra)}"
+        raise ModuleNotFoundError(why, name=error.name) from None
 
 
 def requirements(declared: Iterable[str], extra: str) -> list[str]:

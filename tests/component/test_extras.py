@@ -74,3 +74,18 @@ def test_a_report_that_cannot_be_drawn_is_refused_before_spark_starts(
     refused = Shell("127.0.0.1:1")("pipeline", "report", "activity")
     assert refused.code == 1
     assert refused.err == f"error: {missing} is not installed\n  try: {extras.install_command('spark')}\n"
+
+
+def test_spark_without_its_extra_says_how_to_install_it() -> None:
+    program = """
+import sys
+sys.modules["pyspark"] = None  # as if it were not installed
+from levada.spark import session
+for use in (session, lambda: __import__("levada.pipelines").pipelines.activity):
+    try:
+        use()
+    except ModuleNotFoundError as error:
+        print(error)
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines() == [f"pyspark is not installed; try: {extras.install_command('spark')}"] * 2

@@ -1,5 +1,6 @@
 """`levada cluster describe|health|log-dirs`."""
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from levada.client.admin.logs import LogDir
     from levada.client.client import Client
     from levada.client.metadata import ClusterMetadata
+
+WAIT_INTERVAL_S = 0.3
 
 
 @click.group()
@@ -77,22 +80,26 @@ def describe(output: Output, properties: ClientProperties) -> None:
 
 
 @cluster.command(short_help="Check partitions, log dirs and brokers.")
+@click.option("--wait", "wait_s", metavar="SECONDS", type=click.FloatRange(min=0), default=0.0,
+              help="Wait until a broker responds and nothing is wrong, at most so long.")  # fmt: skip
 @output_option
 @connection_options
-def health(output: Output, properties: ClientProperties) -> None:
+def health(wait_s: float, output: Output, properties: ClientProperties) -> None:
     """List what is wrong: offline and under-replicated partitions, offline log dirs, brokers that do not respond.
 
     A recovering partition has no leader although its replicas are online: its log is not open yet.
 
-    The exit code is 0 if nothing is wrong, and 1 otherwise.
+    The exit code is 0 if nothing is wrong, and 1 otherwise. With --wait the command repeats the check until then, also
+    while no broker accepts connections.
 
     \b
     Examples:
       levada cluster health
       levada cluster health -o json
+      levada cluster health --wait 30 && levada topic create orders
       levada cluster health || mail -s 'unhealthy' ops@example.com
     """
-    found, brokers = with_client(properties, _problems)
+    found, brokers = _checked(properties, wait_s)
     if output == "json":
         emit_one({"healthy": not found, "brokers": brokers, "problems": found}, output)
     elif output == "jsonl" or found:
@@ -101,6 +108,23 @@ def health(output: Output, properties: ClientProperties) -> None:
         click.echo(f"healthy: {brokers} broker{'' if brokers == 1 else 's'}, nothing offline")
     if found:
         raise click.exceptions.Exit(EXIT_FAILED)
+
+
+def _checked(properties: ClientProperties, wait_s: float) -> tuple[list[dict[str, Any]], int]:
+    """What is wrong in the cluster and the number of its brokers, again until nothing is wrong or the time is over."""
+    from levada.client.errors import ConnectionFailed, RequestTimedOut
+
+    deadline = time.monotonic() + wait_s
+    while True:
+        is_last = time.monotonic() >= deadline
+        try:
+            found, brokers = with_client(properties, _problems)
+            if not found or is_last:
+                return found, brokers
+        except (ConnectionFailed, RequestTimedOut):
+            if is_last:
+                raise
+        time.sleep(min(WAIT_INTERVAL_S, max(0.0, deadline - time.monotonic())))
 
 
 async def _problems(client: "Client") -> tuple[list[dict[str, Any]], int]:

@@ -39,6 +39,8 @@ HINTS = {
     ErrorCode.TOPIC_DELETION_DISABLED: "try: delete.topic.enable=true in the broker's settings",
     ErrorCode.MESSAGE_TOO_LARGE: "try: levada config set topic TOPIC max.message.bytes=...",
     ErrorCode.NOT_ENOUGH_REPLICAS: "try: levada config set topic TOPIC min.insync.replicas=... (at most the replicas)",
+    ErrorCode.INVALID_REPLICATION_FACTOR: "try: -r with at most the number of brokers, see levada cluster describe",
+    ErrorCode.INVALID_PARTITIONS: "try: more partitions than the topic has, see levada topic describe",
     ErrorCode.OFFSET_OUT_OF_RANGE: "try: --from beginning, or `levada topic describe` for its offsets",
     ErrorCode.INVALID_TOPIC_EXCEPTION: "try: a topic that is not internal, named by at most 249 of a-z A-Z 0-9 . _ -",
 }
@@ -75,8 +77,7 @@ def from_exception(error: Exception) -> CommandError | None:
     if isinstance(error, CommandError):
         return error
     if isinstance(error, KafkaError):
-        message = error.detail or error.code.name.lower().replace("_", " ")
-        return CommandError(f"{message} ({error.code.name})", _exit_code(error.code), HINTS.get(error.code, ""))
+        return for_topic(error, "TOPIC")
     if isinstance(error, BrokerNotResponding):
         return CommandError(str(error), EXIT_TIMEOUT, "try: --timeout with more seconds, or another broker with -b")
     if isinstance(error, ConnectionFailed):
@@ -90,6 +91,13 @@ def from_exception(error: Exception) -> CommandError | None:
         name = f"{error.filename}: " if error.filename else ""
         return CommandError(f"{name}{error.strerror or error}")
     return None
+
+
+def for_topic(error: KafkaError, topic: str) -> CommandError:
+    """An error with a hint that names the topic."""
+    message = error.detail or error.code.name.lower().replace("_", " ")
+    hint = HINTS.get(error.code, "").replace(" TOPIC ", f" {topic} ")
+    return CommandError(f"{message} ({error.code.name})", _exit_code(error.code), hint)
 
 
 def _exit_code(code: ErrorCode) -> int:

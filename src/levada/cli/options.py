@@ -88,7 +88,7 @@ def _timeout_option(command: Command) -> Command:
         type=click.FloatRange(min=0.1),
         default=DEFAULT_TIMEOUT_S,
         show_default=True,
-        help="How long to wait for a broker.",
+        help="How long to wait for a broker's response; a refused connection fails at once.",
     )(command)
 
 
@@ -136,7 +136,7 @@ def with_client(properties: ClientProperties, work: Callable[["Client"], Awaitab
     return asyncio.run(connected())
 
 
-async def require_topic(client: "Client", name: str) -> None:
+async def require_topic(client: "Client", name: str, hint: str = "try: levada topic list") -> None:
     """End the command with exit code 4 unless the topic exists."""
     try:
         await client.topic(name)
@@ -144,7 +144,7 @@ async def require_topic(client: "Client", name: str) -> None:
         if error.code not in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID):
             raise
         known = (await client.metadata()).topics
-        raise not_found("topic", name, known, f"try: levada topic create {name}") from None
+        raise not_found("topic", name, known, hint) from None
 
 
 async def require_group(client: "Client", name: str) -> "GroupDescription":

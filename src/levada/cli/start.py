@@ -1,13 +1,15 @@
 """`levada start`: runs a broker in the foreground."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import click
 
 from levada.cli.completion import complete_settings
 from levada.cli.errors import EXIT_USAGE, CommandError
 from levada.cli.settings import parse_settings, read_properties
+
+ADVERTISED_VARIABLE = "KAFKA_ADVERTISED_LISTENERS"
 
 
 @click.command()
@@ -57,23 +59,22 @@ def start(
         flags["listeners"] = f"PLAINTEXT://127.0.0.1:{port}"
     if listeners:
         flags["listeners"] = ",".join(listeners)
-    if port is not None or listeners:
+    if "listeners" in flags and (port is not None or listeners or ADVERTISED_VARIABLE not in os.environ):
         flags.setdefault("advertised.listeners", "")  # those of the file are addresses of its own listeners
     _run(properties, flags)
 
 
 def _run(properties: str | None, flags: dict[str, str]) -> None:
-    from levada.config.broker import BrokerConfig
+    from levada.config.broker import BrokerConfig, InvalidSettings
     from levada.config.properties import merged
-    from levada.errors import KafkaError
 
     text = read_properties(properties) if properties else None
     given = merged(text=text, environment=os.environ, flags=flags)
     try:
         config, warnings = BrokerConfig.load(given)
-    except KafkaError as error:
-        hint = _origin(error.detail.partition(":")[0], properties, text, flags)
-        raise _failure(given, CommandError(error.detail, EXIT_USAGE, hint)) from None
+    except InvalidSettings as error:
+        origins = [_origin(one.partition(":")[0], properties, text, flags) for one in error.problems]
+        raise _failure(given, _refused(error.problems, origins)) from None
     from levada.server import CannotStartError, run
 
     try:
@@ -81,6 +82,14 @@ def _run(properties: str | None, flags: dict[str, str]) -> None:
     except CannotStartError as error:
         hint = "try: another --port; 0 is any free port" if "cannot listen" in str(error) else ""
         raise _failure(given, CommandError(f"cannot start: {error}", hint=hint)) from error
+
+
+def _refused(problems: Sequence[str], origins: Sequence[str]) -> CommandError:
+    """The error for all problems of the settings, and where each was set."""
+    if len(problems) == 1:
+        return CommandError(problems[0], EXIT_USAGE, origins[0])
+    lines = [f"{why} ({where})" if where else why for why, where in zip(problems, origins, strict=True)]
+    return CommandError(f"{len(problems)} problems in the settings", EXIT_USAGE, "\n  ".join(lines))
 
 
 def _origin(name: str, properties: str | None, text: str | None, flags: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from levada.cli.completion import complete_settings
-from levada.cli.errors import CommandError, not_found
+from levada.cli.errors import CommandError, for_topic, not_found
 from levada.cli.options import (
     TimeType,
     compile_pattern,
@@ -23,6 +23,7 @@ from levada.cli.options import (
 )
 from levada.cli.output import Output, Row, emit, emit_each, size_text, table, wants_color
 from levada.cli.settings import ClientProperties, parse_settings
+from levada.cli.trim import offset_range, plan_trim
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 
@@ -98,39 +99,54 @@ def create(
 ) -> None:
     """Create topics; defaults come from the broker's settings.
 
+    The broker checks all of them first: if it refuses one, or one exists without --if-not-exists, none is created.
+
     \b
     Examples:
       levada topic create orders
       levada topic create orders payments -p 12
       levada topic create events -c cleanup.policy=compact -c segment.ms=3600000
     """
-    configs = parse_settings(settings, "-c")
-
-    async def work(client: "Client") -> list[dict[str, Any]]:
-        rows = []
-        for name in names:
-            created = True
-            try:
-                await client.admin.create_topic(
-                    name,
-                    partitions=partitions or -1,
-                    replication_factor=replication_factor or -1,
-                    configs=configs,
-                )
-            except KafkaError as error:
-                if not (if_not_exists and error.code is ErrorCode.TOPIC_ALREADY_EXISTS):
-                    raise
-                created = False
-            rows.append({**_summary(await client.topic(name, create=True)), "created": created})
-        return rows
-
-    rows = with_client(properties, work)
+    wanted = {
+        "partitions": partitions or -1,
+        "replication_factor": replication_factor or -1,
+        "configs": parse_settings(settings, "-c"),
+    }
+    rows = with_client(properties, lambda client: _create(client, list(dict.fromkeys(names)), if_not_exists, wanted))
     if output != "table":
         emit(rows, output)
         return
     for row in rows:
         verb = "created" if row["created"] else "exists already:"
         notice(f"{verb} {row['name']} ({_count(row['partitions'], 'partition')})")
+
+
+async def _create(
+    client: "Client", names: Collection[str], if_not_exists: bool, wanted: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Create topics, none if the broker refuses one of them."""
+
+    async def create(name: str, validate_only: bool = False) -> bool:
+        try:
+            await client.admin.create_topic(name, **wanted, validate_only=validate_only)
+        except KafkaError as error:
+            if not (if_not_exists and error.code is ErrorCode.TOPIC_ALREADY_EXISTS):
+                raise
+            return False
+        return True
+
+    if len(names) > 1:
+        for name in names:
+            try:
+                await create(name, validate_only=True)
+            except KafkaError as error:
+                refused = for_topic(error, name)
+                raise CommandError(f"{refused.message}; no topic is created", refused.exit_code, refused.hint) from None
+    rows = []
+    for name in names:
+        created = await create(name)
+        rows.append({**_summary(await client.topic(name, create=True)), "created": created})
+    return rows
 
 
 @topic.command(short_help="Show partitions, offsets, sizes and settings.")
@@ -224,7 +240,7 @@ def trim(
     if (to_offset is not None) + (to_datetime is not None) + everything != 1:
         raise click.UsageError("give one of --to-offset, --to-datetime and --all")
     target = to_offset if to_offset is not None else to_datetime
-    plan = with_client(properties, lambda client: _plan_trim(client, topic, indexes, target))
+    plan = with_client(properties, lambda client: plan_trim(client, topic, indexes, target))
     emit(plan, output, ("partition", "earliest", "new", "latest", "deleted"))
     count = sum(row["deleted"] for row in plan)
     if not count:
@@ -280,56 +296,11 @@ def _summary(info: "TopicInfo") -> dict[str, Any]:
     }
 
 
-async def _plan_trim(
-    client: "Client", topic: str, indexes: tuple[int, ...], target: int | datetime | None
-) -> list[dict[str, Any]]:
-    """The new log start offset of each partition; None as the target is the end. CommandError beyond the end."""
-    await require_topic(client, topic)
-    info = await client.topic(topic)
-    for index in indexes:
-        if index >= len(info.partitions):
-            raise info.unknown_partition(index)
-    partitions = [TopicPartition(topic, index) for index in sorted(indexes) or range(len(info.partitions))]
-    wanted = await _trim_offsets(client, partitions, target)
-    rows = []
-    for partition, (first, end) in (await _offset_range(client, partitions)).items():
-        new = max(first, wanted.get(partition, end))
-        if new > end:
-            hint = "try: --all, or -p for one partition"
-            raise CommandError(f"offset {new} is beyond the end: {partition} ends at {end}", hint=hint)
-        row = {"partition": partition.partition, "earliest": first, "new": new, "latest": end, "deleted": new - first}
-        rows.append(row)
-    return rows
-
-
-async def _trim_offsets(
-    client: "Client", partitions: Collection[TopicPartition], target: int | datetime | None
-) -> dict[TopicPartition, int]:
-    """The offset of the target in each partition; a partition whose records are all older has none."""
-    from levada.client.data import timestamp_of
-
-    if not isinstance(target, datetime):
-        return {} if target is None else dict.fromkeys(partitions, target)
-    found = await client.list_offsets(dict.fromkeys(partitions, timestamp_of(target)))
-    return {partition: one.offset for partition, one in found.items() if one.offset >= 0}
-
-
-async def _offset_range(
-    client: "Client", partitions: Collection[TopicPartition]
-) -> dict[TopicPartition, tuple[int, int]]:
-    """The earliest and the latest offset of each partition."""
-    from levada.client.data import EARLIEST, LATEST
-
-    first = await client.list_offsets(dict.fromkeys(partitions, EARLIEST))
-    last = await client.list_offsets(dict.fromkeys(partitions, LATEST))
-    return {partition: (first[partition].offset, last[partition].offset) for partition in partitions}
-
-
 async def _description(client: "Client", name: str) -> dict[str, Any]:
     await require_topic(client, name)
     info = await client.topic(name)
     leaders = {TopicPartition(name, part.partition): part.leader for part in info.partitions if part.leader >= 0}
-    ranges = await _offset_range(client, leaders)
+    ranges = await offset_range(client, leaders)
     sizes = await _sizes(client, leaders)
     configs = await client.admin.describe_configs("topic", name)
     partitions = []

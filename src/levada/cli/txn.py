@@ -104,13 +104,19 @@ def list_transactions(
     if longer_than is not None:
         rows = [row for row in rows if (row["open_seconds"] or 0) > longer_than]
     if not rows and output == "table":
-        notice(
-            "no such transactions" if states else "no transactional ids; a producer with a transactional.id creates one"
-        )
+        notice(_none_listed(only_open, longer_than))
     elif output == "table":
         _emit_table(rows)
     else:
         emit(rows, output)
+
+
+def _none_listed(only_open: bool, longer_than: float | None) -> str:
+    if longer_than is not None:
+        return f"no transaction has been open for more than {longer_than:g} s"
+    return (
+        "no open transactions" if only_open else "no transactional ids; a producer with a transactional.id creates one"
+    )
 
 
 @txn.command()

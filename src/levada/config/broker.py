@@ -4,7 +4,7 @@ A setting's attribute is its name with `_` for `.`, in the section that declares
 config: no reader sees half of a change.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,6 +14,15 @@ from levada.config.listeners import ListenerSettings
 from levada.config.settings import INT_MAX, Long, Setting, Strings, declared, section, setting, updated
 from levada.config.topic import DAY_MS, TopicConfig, TopicDefaults
 from levada.config.transactions import TransactionSettings
+from levada.errors import ErrorCode, KafkaError
+
+
+class InvalidSettings(KafkaError):  # noqa: N818
+    """Everything that is wrong with the settings of a start; each problem begins with the name of its setting."""
+
+    def __init__(self, problems: Sequence[KafkaError]) -> None:
+        super().__init__(ErrorCode.INVALID_CONFIG, "; ".join(problem.detail for problem in problems))
+        self.problems = tuple(problem.detail for problem in problems)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -103,28 +112,42 @@ class BrokerConfig:
 
     @staticmethod
     def load(properties: Mapping[str, str]) -> "tuple[BrokerConfig, list[str]]":
-        """Return the config of these texts by name, and warnings; raise INVALID_CONFIG on invalid values."""
+        """Return the config of these texts by name, and warnings; raise InvalidSettings with all invalid values."""
         from levada.config.properties import unknown_setting  # read at the start only
 
-        static, warnings = {}, []
+        static, warnings, problems = {}, [], []
         for name, text in properties.items():
             known = BROKER_NAMES.get(name)
-            if known is None:
-                warnings.append(unknown_setting(name, text, BROKER_NAMES))
-            elif name == known or known not in properties:
-                static[known] = text
+            try:
+                if known is None:
+                    warnings.append(unknown_setting(name, text, BROKER_NAMES))
+                elif name == known or known not in properties:
+                    BROKER_SETTINGS[known].parse(text)
+                    static[known] = text
+            except KafkaError as error:
+                problems.append(error)
         config = updated(BrokerConfig(static=static), BROKER_SETTINGS, static)
-        config.listeners.check()
-        dirs = config.log_dirs
-        if not dirs or "" in dirs or len(set(dirs)) < len(dirs):
-            raise BROKER_SETTINGS["log.dirs"].invalid("one or more directories, each named once")
-        TopicConfig.build(config.topic_defaults, {})
+        problems += _problems(config)
+        if problems:
+            raise InvalidSettings(problems)
         return config, warnings + _replication_warnings(config)
 
     def with_overrides(self, dynamic: Mapping[str, str]) -> "BrokerConfig":
         """Return this config with dynamic settings, the unused ones left out; `static` is what the start was given."""
         used = {name: text for name, text in dynamic.items() if name in BROKER_SETTINGS}
         return updated(self, BROKER_SETTINGS, used) if used else self
+
+
+def _problems(config: BrokerConfig) -> Iterator[KafkaError]:
+    """Yield INVALID_CONFIG for settings whose values do not fit each other or the machine."""
+    yield from config.listeners.problems()
+    dirs = config.log_dirs
+    if not dirs or "" in dirs or len(set(dirs)) < len(dirs):
+        yield BROKER_SETTINGS["log.dirs"].invalid("one or more directories, each named once")
+    try:
+        TopicConfig.build(config.topic_defaults, {})
+    except KafkaError as error:
+        yield error
 
 
 # Settings for several brokers, and what fails with a value above 1 while there is one.

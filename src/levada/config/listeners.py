@@ -5,6 +5,7 @@ requires a setting of its own.
 """
 
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
@@ -64,35 +65,41 @@ class ListenerSettings:
                 found.append(Endpoint(listener, protocol, host.strip("[]"), int(port)))
         return tuple(found)
 
-    def check(self) -> None:
-        """Raise INVALID_CONFIG if a listener cannot be opened or would open plaintext to the network by accident."""
-        names = [endpoint.listener for endpoint in self.endpoints]
+    def problems(self) -> Iterator[KafkaError]:
+        """Yield INVALID_CONFIG for each listener that cannot be opened or would open plaintext to the network."""
+        try:
+            endpoints, advertised = self.endpoints, self.advertised_endpoints
+            if self.levada_metrics_listener:
+                address(self.levada_metrics_listener, "levada.metrics.listener")
+        except KafkaError as error:
+            yield error
+            return
+        names = [endpoint.listener for endpoint in endpoints]
         if not names:
-            raise _invalid("listeners", "there is none")
+            yield _invalid("listeners", "there is none")
         if len(set(names)) < len(names):
-            raise _invalid("listeners", "each listener must have a different name")
-        for endpoint in self.endpoints:
-            self._check_protocol(endpoint)
-        for endpoint in self.advertised_endpoints:
+            yield _invalid("listeners", "each listener must have a different name")
+        yield from filter(None, map(self._problem_of_protocol, endpoints))
+        for endpoint in advertised:
             if endpoint.host in EVERY_ADDRESS:
                 why = f"{endpoint.host} is no address that clients can connect to; name one"
-                raise _invalid("advertised.listeners", why)
+                yield _invalid("advertised.listeners", why)
             if endpoint.listener not in names:
-                raise _invalid("advertised.listeners", f"{endpoint.listener} is not among the listeners")
-        if self.levada_metrics_listener:
-            address(self.levada_metrics_listener, "levada.metrics.listener")
+                yield _invalid("advertised.listeners", f"{endpoint.listener} is not among the listeners")
 
-    def _check_protocol(self, endpoint: Endpoint) -> None:
+    def _problem_of_protocol(self, endpoint: Endpoint) -> KafkaError | None:
         protocol = endpoint.security_protocol
         if protocol != "PLAINTEXT":
             why = f"{endpoint} has security protocol {protocol}; only PLAINTEXT is available yet"
-            raise _invalid("listeners", why)
-        if not self.levada_allow_plaintext_beyond_loopback and not is_loopback(endpoint.host):
-            raise _invalid(
-                "listeners",
-                f"{endpoint} is plaintext beyond loopback: any peer could read and write. "
-                "Set levada.allow.plaintext.beyond.loopback=true if that is intended",
-            )
+            return _invalid("listeners", why)
+        if self.levada_allow_plaintext_beyond_loopback or is_loopback(endpoint.host):
+            return None
+        return _invalid(
+            "listeners",
+            f"{endpoint} is plaintext beyond loopback: any peer could read and write. For this machine only, use "
+            f"127.0.0.1 as its host, or --port {endpoint.port}; "
+            "set levada.allow.plaintext.beyond.loopback=true if the network is intended",
+        )
 
 
 def address(text: str, setting: str) -> tuple[str, int]:

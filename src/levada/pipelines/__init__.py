@@ -59,4 +59,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'levada.pipelines' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"levada.pipelines.{_MODULES[name]}"), name)
+    from levada.extras import required
+
+    with required("spark"):
+        return getattr(import_module(f"levada.pipelines.{_MODULES[name]}"), name)

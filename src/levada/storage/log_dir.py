@@ -120,11 +120,11 @@ class LogDir:
         "was_clean",
     )
 
-    def __init__(self, path: str, disk: Disk, node_id: int | None, lock: int) -> None:
+    def __init__(self, path: str, disk: Disk, node_id: int | None) -> None:
         self.path = path
         self._disk = disk
         self._node_id = node_id
-        self._lock = lock
+        self._lock = -1
         self._new_boot_id: bytes | None = None  # not stored yet
         self.cluster_id: str | None = None  # None in a new directory
         self.owner: str | None = None  # the node id in its meta.properties
@@ -150,13 +150,15 @@ class LogDir:
         path = os.path.abspath(path)
         if node_id is not None:
             disk.mkdir(path)
+        log_dir = cls(path, disk, node_id)
         try:
-            lock = _acquire_lock(path, create=node_id is not None)
+            if not disk.exists(log_dir._path(LOCK_FILE)):
+                log_dir._read_meta_properties()  # before a lock file is created in a directory of something else
+            log_dir._lock = _acquire_lock(path, create=node_id is not None)
         except OSError as error:
             if error.errno not in (errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENXIO):
                 raise
             raise LogDirError(f"{error.filename}: {error.strerror}") from error
-        log_dir = cls(path, disk, node_id, lock)
         try:
             log_dir._read_meta_properties()
             log_dir._find_irregular()
@@ -373,7 +375,8 @@ class LogDir:
         if data is None:
             if self.partitions():
                 raise UnknownIdentityError(
-                    f"{self.path} holds partitions but no {META_FILE}: restore it or use another"
+                    f"{self.path} holds partitions but no {META_FILE}: restore the file from a backup, or write it "
+                    "again from the metadata with levada log repair --accept-loss and all of log.dirs"
                 )
             return
         stored_format = fields.get("levada.format", "")
@@ -407,15 +410,8 @@ class LogDir:
         return points is not None and points.startswith(KAFKA_CHECKPOINT)
 
     def _write_meta_properties(self, cluster_id: str) -> None:
-        fields = {
-            "version": "1",
-            "cluster.id": cluster_id,
-            "node.id": str(self._node_id),
-            "directory.id": encode_uuid(self.directory_id),
-            "levada.format": str(FORMAT),
-        }
-        text = "".join(f"{name}={value}\n" for name, value in fields.items())
-        write_atomically(self._disk, self._path(META_FILE), text.encode())
+        content = _meta_properties(cluster_id, self._node_id, self.directory_id)
+        write_atomically(self._disk, self._path(META_FILE), content)
         self.cluster_id = cluster_id
 
     def _find_irregular(self) -> None:
@@ -509,6 +505,28 @@ class LogDir:
         if self._new_boot_id is not None:
             write_atomically(self._disk, self._path(BOOT_ID_FILE), self._new_boot_id)
             self._new_boot_id = None
+
+
+def write_lost_meta_properties(path: str, disk: Disk, cluster_id: str, node_id: int, directory_id: uuid.UUID) -> str:
+    """Write the identity of a log dir that no broker uses; return the path of the file."""
+    lock = _acquire_lock(path, create=True)
+    try:
+        file = os.path.join(path, META_FILE)
+        write_atomically(disk, file, _meta_properties(cluster_id, node_id, directory_id))
+        return file
+    finally:
+        os.close(lock)
+
+
+def _meta_properties(cluster_id: str, node_id: int | None, directory_id: uuid.UUID) -> bytes:
+    fields = {
+        "version": "1",
+        "cluster.id": cluster_id,
+        "node.id": str(node_id),
+        "directory.id": encode_uuid(directory_id),
+        "levada.format": str(FORMAT),
+    }
+    return "".join(f"{name}={value}\n" for name, value in fields.items()).encode()
 
 
 def _acquire_lock(path: str, create: bool) -> int:

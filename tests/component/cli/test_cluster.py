@@ -1,11 +1,13 @@
 """`levada cluster health` and `log-dirs`."""
 
 import errno
+import socket
+import subprocess
 from pathlib import Path
 
 from tests.support.broker import BrokerThread
 from tests.support.faulty_disk import FaultyDisk
-from tests.support.shell import Shell
+from tests.support.shell import TIMEOUT_S, Shell
 
 
 def test_a_healthy_cluster(shell: Shell) -> None:
@@ -50,3 +52,15 @@ def test_a_broker_that_does_not_respond_is_unhealthy(shell: Shell, broker: Broke
     sick = shell("cluster", "health", "--timeout", "0.5")
     assert sick.code == 1
     assert "broker does not respond" in sick.out
+
+
+def test_health_waits_for_a_broker_that_starts(tmp_path: Path) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # refuses connections, and nobody else takes the port
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        shell = Shell(address)
+        assert shell("cluster", "health", "--wait", "0.5").code == 3
+        waiting = shell.start("cluster", "health", "--wait", "60", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with BrokerThread(tmp_path, listeners=f"PLAINTEXT://{address}"):
+        out, err = waiting.communicate(timeout=TIMEOUT_S)
+    assert (waiting.returncode, out, err) == (0, b"healthy: 1 broker, nothing offline\n", b"")

@@ -63,6 +63,16 @@ def test_what_exists_and_what_does_not(shell: Shell) -> None:
     (row,) = shell("topic", "create", "orders", "--if-not-exists", "-o", "json").json()
     assert row["created"] is False
 
+    several = shell("topic", "create", "first", "orders", "last")
+    assert several.code == 1 and "no topic is created" in several.err and "--if-not-exists" in several.err
+    assert shell("topic", "list", "-q").lines() == ["orders"]
+    rest = shell("topic", "create", "first", "orders", "last", "--if-not-exists")
+    assert [line.split(" (")[0] for line in rest.err.splitlines()] == [
+        "created first",
+        "exists already: orders",
+        "created last",
+    ]
+
     for command in (
         ["topic", "describe", "ordrs"],
         ["topic", "alter", "ordrs", "-p", "2"],
@@ -301,6 +311,7 @@ def test_a_record_that_is_refused(shell: Shell) -> None:
     large = shell("produce", "orders", stdin=b"x" * 5_000)
     assert large.code == 1
     assert "MESSAGE_TOO_LARGE" in large.err
+    assert "levada config set topic orders max.message.bytes" in large.err
 
 
 def test_a_reader_that_has_enough_ends_the_command_quietly(shell: Shell) -> None:

@@ -267,3 +267,26 @@ def test_the_metadata_of_another_cluster_is_named(
     first, *others = check(data, capsys)
     assert first["file"] == str(data / "levada-metadata.db") and "the broker does not start" in first["problem"]
     assert {finding["partition"] for finding in others} == {"hurt-0", "whole-0"}
+
+
+def test_a_lost_meta_properties_is_written_again(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = data / "meta.properties"
+    original = file.read_bytes()
+    file.unlink()
+    for command in (["check", str(data)], ["repair", str(data)]):
+        assert run(["log", *command]) == 1
+        assert "levada log repair --accept-loss" in capsys.readouterr().err
+    assert not file.exists()
+    assert run(["log", "repair", str(data), "--accept-loss"]) == 0
+    assert f"{file}: written again: cluster.id=" in capsys.readouterr().err
+    assert file.read_bytes() == original
+    with BrokerThread(data, **SETTINGS) as broker:
+        assert len(served(broker)) == RECORDS
+
+
+def test_a_meta_properties_is_not_guessed(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (data / "meta.properties").unlink()
+    (data / "levada-metadata.db").rename(data / "moved.db")
+    assert run(["log", "repair", str(data), "--accept-loss"]) == 1
+    assert "holds partitions but no meta.properties" in capsys.readouterr().err
+    assert not (data / "meta.properties").exists()

@@ -207,6 +207,35 @@ def test_a_refused_setting_names_the_line_or_the_variable(tmp_path: Path) -> Non
     assert by_variable.stderr.splitlines()[1] == "  set by the variable KAFKA_LOG_RETENTION_MS"
 
 
+def test_all_problems_of_a_file_are_named_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text(
+        "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
+        "listeners=SASL_SSL://127.0.0.1:9093,PLAINTEXT://:9092\nnum.partitions=many\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "levada", "start", str(file)], capture_output=True, text=True, timeout=BATCH_S
+    )
+    message, *problems = ended.stderr.splitlines()
+    assert (ended.returncode, message) == (2, "error: 4 problems in the settings")
+    found = [(line.split(":")[0].strip(), line.rpartition("line ")[2]) for line in problems]
+    assert found == [
+        ("authorizer.class.name", "1)"),
+        ("num.partitions", "3)"),
+        ("listeners", "2)"),
+        ("listeners", "2)"),
+    ]
+    assert "only PLAINTEXT is available" in problems[2] and "--port 9092" in problems[3]
+
+
+def test_listeners_of_a_flag_replace_the_advertised_addresses_of_a_file(tmp_path: Path) -> None:
+    properties = tmp_path / "server.properties"
+    properties.write_text("advertised.listeners=PLAINTEXT://localhost:9092\n")
+    listeners = ("--set", "listeners=PLAINTEXT://127.0.0.1:0")
+    with started(str(properties), "--data", str(tmp_path / "data"), *listeners) as (_, bootstrap, _):
+        assert bootstrap.startswith("127.0.0.1:") and not bootstrap.endswith(":9092")
+
+
 def test_a_file_in_latin_1(tmp_path: Path) -> None:
     properties = tmp_path / "server.properties"
     properties.write_bytes("# für alle\nlisteners=PLAINTEXT://127.0.0.1:0\n".encode("latin-1"))

@@ -110,6 +110,7 @@ def test_an_open_transaction_is_aborted_and_its_producer_fenced(
     assert (done.code, done.err) == (0, f"aborted {name}\n")
     assert stable_offset(wire, topic) == 2
     assert end(wire, name, producer, commit=True) is ErrorCode.PRODUCER_FENCED
+    assert shell("txn", "describe", name, "-o", "json").json()["timeout_seconds"] == 60.0  # that of the producer
     again = shell("txn", "abort", name, "--yes")
     assert again.code == EXIT_FAILED and "no open transaction" in again.err
 
@@ -242,3 +243,9 @@ def test_a_topic_is_named_only_where_hanging_ones_are_looked_for(
         assert (refused.code, refused.out) == (EXIT_USAGE, ""), command
         assert "--topic needs --hanging" in refused.err
     assert shell("txn", "describe", name, "-o", "json").json()["state"] == "Ongoing"
+
+
+def test_a_list_without_transactions_says_what_there_is_none_of(shell: Shell) -> None:
+    assert shell("txn", "list", "--longer-than", "99999").err == "no transaction has been open for more than 99999 s\n"
+    with EmbeddedBroker() as broker:
+        assert Shell(broker.bootstrap)("txn", "list", "--open").err == "no open transactions\n"

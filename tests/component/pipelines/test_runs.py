@@ -144,6 +144,15 @@ def test_the_first_start_may_fail(tmp_path: Path) -> None:
     assert status is not None and (status.state, status.options) == ("failed", {"query": "SELECT shpo"})
 
 
+def test_a_refused_start_keeps_a_checkpoint_without_its_files(tmp_path: Path) -> None:
+    """Damaged files are removed by hand, and the next start goes on from the checkpoint."""
+    run = Run(str(tmp_path), "orders")
+    os.makedirs(run.checkpoint)
+    with run.hold("archive", {}, 1):
+        run.restore()
+    assert os.path.exists(run.checkpoint) and run.status() is None
+
+
 def test_a_start_that_is_refused_changes_nothing(tmp_path: Path) -> None:
     run = Run(str(tmp_path), "orders")
     with run.hold("sql", {"query": "SELECT shop"}, 1):

@@ -111,7 +111,9 @@ def test_a_data_directory_of_apache_kafka_is_recognised_and_left_alone(
     before = sorted(path.name for path in tmp_path.rglob("*"))
     with pytest.raises(LogDirError, match=r"data directory of Apache Kafka.*log\.dirs.*MirrorMaker"):
         open_dir(tmp_path)
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.name != ".lock") == before
+    with pytest.raises(LogDirError, match=r"data directory of Apache Kafka"):
+        LogDir.open(str(tmp_path), OsDisk(), node_id=None)  # as the check does
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
 def test_an_own_directory_without_meta_properties_is_not_taken_for_kafkas(tmp_path: Path) -> None:

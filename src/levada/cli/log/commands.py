@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from levada.cli.errors import CommandError
+from levada.cli.log.identity import restore_identities
 from levada.cli.options import output_option
 from levada.cli.output import Output, emit, printable
 
@@ -74,8 +75,8 @@ def repair(directories: tuple[str, ...], accept_loss: bool, output: Output) -> N
 
     Without --accept-loss only what costs no record is repaired: indexes, entries of checkpoints, invalid bytes after
     the end. With it empty batches, which consumers skip, take the place of lost offsets, so that no offset is given
-    out twice. The damaged files are kept in a directory beside, which the broker ignores. The exit code is 1 if
-    damage remains.
+    out twice, and a lost meta.properties is written again from the metadata. The damaged files are kept in a directory
+    beside, which the broker ignores. The exit code is 1 if damage remains.
 
     \b
     Examples:
@@ -85,6 +86,8 @@ def repair(directories: tuple[str, ...], accept_loss: bool, output: Output) -> N
     from levada.storage.disk import OsDisk
     from levada.storage.log_check import NOT_POSSIBLE
 
+    if accept_loss:
+        restore_identities(directories)
     with ExitStack() as stack:
         checks = _open(directories, OsDisk(), stack)
         findings = [finding for one in _run(checks) for finding in one]

@@ -144,7 +144,7 @@ def status(name: str, output: Output, home: str) -> None:
     emit([_row(found)], output, COLUMNS)
     for key, value in found.options.items():
         if value is not None:
-            click.echo(f"  {key}: {value}")
+            click.echo(f"  {key}: {', '.join(value) if isinstance(value, list) else value}")
     if found.error:
         click.echo(f"  {found.state}: {found.error}")
 

@@ -138,4 +138,5 @@ def history(**given: Any) -> None:
     """
     topic, lake = given["topic"], given["lake"]
     shown = {"topic": topic, "lake": lake, "sql": given["query"]}
-    run_pipeline("history", given, shown, function="query_history", topics=[topic], lake=lake, has_checkpoint=False)
+    run_pipeline("history", given, shown, function="query_history", topics=[topic], lake=lake, has_checkpoint=False,
+                 shows_batches=False)  # fmt: skip

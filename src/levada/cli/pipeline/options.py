@@ -86,9 +86,9 @@ def home_option(command: Command) -> Command:
         metavar="DIR",
         envvar="LEVADA_PIPELINES",
         default=default_directory,
-        show_default="~/.local/state/levada/pipelines",
+        show_default=False,
         show_envvar=True,
-        help="The directory of runs and their checkpoints.",
+        help="The directory of runs and their checkpoints.  [default: ~/.local/state/levada/pipelines]",
     )(command)
 
 

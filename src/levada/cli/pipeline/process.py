@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import sys
 import warnings
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from levada import pipelines
 from levada.cli.errors import CommandError
@@ -32,6 +33,7 @@ FIRST_BATCH_NOTICE_MS = 5_000
 # Their errors are printed by the command, without traces.
 NOISY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 WAREHOUSE = "spark.sql.warehouse.dir"
+SECRET = re.compile(r"password|secret|token|credential|auth|user\.info", re.IGNORECASE)
 LOG_TAIL = 2_000  # characters of Spark's log in the error if Spark does not start
 
 
@@ -46,23 +48,28 @@ def run_pipeline(
     sink: bool = False,
     has_checkpoint: bool = True,
     check: Callable[[Run], None] | None = None,
+    shows_batches: bool = True,
 ) -> None:
     """Run the pipeline with the options of its command.
 
     `shown` is what `levada pipeline status` shows of them; `function` of `levada.pipelines` is the pipeline's name by
     default; `topics` and `lake` must exist; --option is for the source, or the `sink`. `check` raises PipelineError
     before anything is written, and Spark starts; with it, a PipelineError before the start of the pipeline leaves an
-    earlier run of the name as it was.
+    earlier run of the name as it was. So does a broker, topic, lake or option that is refused before Spark starts.
+    `shows_batches` is false for a query that is no stream.
     """
     name, home, master, conf = (given.pop(key) for key in ("name", "home", "master", "conf"))
     properties: ClientProperties = given.pop("properties")
-    options = properties.spark_options() | parse_settings(given.pop("more"), "--option")
+    more = parse_settings(given.pop("more"), "--option")
+    options = properties.spark_options() | more
+
+    def check_before() -> None:
+        _check_options(options, sink=sink)
+        check_inputs(topics, properties, lake)
 
     def start(run: Run) -> RunningPipeline:
         from levada.spark.session.jvm import jvm_killed_at_interrupt
 
-        _check_options(options, sink=sink)
-        check_inputs(topics, properties, lake)
         call: Callable[..., RunningPipeline] = getattr(pipelines, function or pipeline)
         if has_checkpoint:
             given["checkpoint"] = run.checkpoint
@@ -76,24 +83,38 @@ def run_pipeline(
         run = Run(home, name or pipeline)
         if check is not None:
             check(run)
-        _execute(run, pipeline, shown, start, restores=check is not None)
+        shown = {**shown, "option": [_shown_option(*each) for each in more.items()] or None}
+        starting = Start(start, check_before, check is not None, shows_batches)
+        _execute(run, pipeline, shown, starting)
+
+
+def _shown_option(name: str, value: str) -> str:
+    """An option for `status`, which keeps it in a file; what may be a secret is left out."""
+    return f"{name}={'***' if SECRET.search(name) else value}"
+
+
+class Start(NamedTuple):
+    """How a pipeline is started, and what is done before and after it."""
+
+    pipeline: Callable[[Run], RunningPipeline]
+    check_inputs: Callable[[], None]  # before Spark starts
+    restores: bool  # a PipelineError leaves an earlier run of the name as it was
+    shows_batches: bool
 
 
 def _execute(
     run: Run,
     pipeline: str,
     shown: Mapping[str, Any],
-    start: Callable[[Run], RunningPipeline],
-    *,
-    restores: bool,
+    start: Start,
 ) -> None:
     """Hold the run while the pipeline works, and record its progress and how it ended."""
     clock = SystemClock()
     with run.hold(pipeline, shown, clock.now_ms()), Signals() as signals:
-        running = _start(run, start, signals, clock, restores=restores)
+        running = _start(run, start, signals, clock)
         if running is not None:
             try:
-                _follow(run, running, signals, clock)
+                _follow(run, running, signals, clock, start.shows_batches)
             except BaseException as error:
                 state, why = (
                     ("stopped", "") if isinstance(error, KeyboardInterrupt) else ("failed", one_sentence(error))
@@ -107,39 +128,41 @@ def _execute(
         notice(f"pipeline {run.name} has {'stopped' if signals.received else 'processed all records'}")
 
 
-def _start(
-    run: Run, start: Callable[[Run], RunningPipeline], signals: "Signals", clock: SystemClock, *, restores: bool
-) -> RunningPipeline | None:
+def _start(run: Run, start: Start, signals: "Signals", clock: SystemClock) -> RunningPipeline | None:
     """Start the pipeline, or record why it has not started.
 
     None if a signal has abandoned the start: the run counts as stopped, and the next one continues where the last one
     ended. A second signal raises.
     """
+    is_checked = False
     try:
         with signals.interrupting():
-            return start(run)
+            start.check_inputs()
+            is_checked = True
+            return start.pipeline(run)
     except BaseException as error:
         if signals.received:
             run.record(_last_progress(run), "stopped", clock.now_ms())
             if signals.received == 1:
                 return None
-        elif restores and isinstance(error, PipelineError):
+        elif not is_checked or (start.restores and isinstance(error, PipelineError)):
             run.restore()
         else:
             run.record_failed_start(one_sentence(error), clock.now_ms())
         raise
 
 
-def _follow(run: Run, running: RunningPipeline, signals: "Signals", clock: SystemClock) -> None:
+def _follow(run: Run, running: RunningPipeline, signals: "Signals", clock: SystemClock, shows_batches: bool) -> None:
     """Wait for the end of the queries; a signal stops them."""
-    noticed = False
+    noticed = not shows_batches
     notice_ms = clock.now_ms() + FIRST_BATCH_NOTICE_MS
 
     def watch(progress: Progress) -> None:
         nonlocal noticed
         noticed = True
         run.record(running.progress(), "running", clock.now_ms())
-        notice(progress.line())
+        if shows_batches:
+            notice(progress.line())
 
     notice(f"pipeline {run.name} is running; to stop it: Ctrl-C, or levada pipeline stop {run.name}")
     while not running.wait(0.5, watch):
@@ -187,7 +210,11 @@ def check_inputs(topics: Iterable[str], properties: ClientProperties, lake: str 
 
     with_client(properties, check)
     if lake is not None:
-        check_local_lake(lake)
+        try:
+            check_local_lake(lake)
+        except LakeError as error:
+            hint = f"try: levada pipeline run archive --topic TOPIC --to {lake}"
+            raise CommandError(str(error), hint=hint) from None
 
 
 class Signals:

@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import re
+import shlex
 import signal
 import stat
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,12 +26,14 @@ from levada.cli.options import (
 )
 from levada.cli.output import printable
 from levada.cli.records.codecs import Formatter, formatter, to_json
+from levada.cli.records.failures import Failures, explained, poll, readable
 from levada.cli.records.positions import (
     OutputOrPosition,
     StartType,
     Until,
     UntilType,
     check_offset,
+    notice_of_wait,
     outside_log,
     stop_offsets,
 )
@@ -149,18 +153,22 @@ def consume(
       levada consume orders -e -K: | sort | uniq -c
       levada consume orders -f '%p:%o %T %k => %s\\n'
     """
-    wanted = _selection(properties, **given)
+    if output is not None and not (template is None and key_delimiter is None):
+        raise click.UsageError("-o excludes -f and -K: it decides the format")
+    wanted = _selection(properties, quiet=quiet, **given)
     fill = _fill(template, key_delimiter, delimiter, b"NULL" if show_null else b"")
     several = len(wanted.topics) > 1 or wanted.pattern is not None
 
     async def work(client: "Client") -> None:
-        consumer = await _new_consumer(client, wanted)
+        failures = Failures(notices=not wanted.exit_at_end)
+        consumer = await _new_consumer(client, wanted, failures)
         printer = Printer(output, fill, with_topic=several)
         async with consumer:
             try:
-                await _until_output_closes(_print_all(client, consumer, printer, wanted))
+                await _until_output_closes(_print_all(client, consumer, printer, wanted, failures))
             finally:
                 printer.end()
+            failures.check(consumer.assignment)
             if wanted.exit_at_end and not quiet and sys.stderr.isatty():
                 ends = ", ".join(f"{part} at {consumer.position(part)}" for part in consumer.assignment)
                 notice(f"% reached the end: {ends}")
@@ -180,6 +188,7 @@ class Selection:
     until: Until | None
     count: int | None
     exit_at_end: bool
+    quiet: bool
     options: dict[str, Any]  # of the consumer
     timeout_s: float
 
@@ -208,16 +217,17 @@ def _selection(
     return Selection(**given, group=group, start=start, options=options, timeout_s=properties.timeout_s)
 
 
-async def _new_consumer(client: "Client", wanted: Selection) -> "Consumer":
+async def _new_consumer(client: "Client", wanted: Selection, failures: Failures) -> "Consumer":
     for topic in wanted.topics:
-        await require_topic(client, topic)
+        if not re.fullmatch(r"[a-zA-Z0-9._-]+", topic):
+            hint = f"try: levada consume --pattern {shlex.quote(topic)}"
+            raise CommandError(f"no topic can have the name {printable(topic)}", EXIT_NOT_FOUND, hint)
+        await require_topic(client, topic, f"try: levada topic create {topic}")
     options = {"start": wanted.start} | wanted.options
     if wanted.group is not None:
         return client.consumer(*wanted.topics, group=wanted.group, pattern=wanted.pattern, **options)
     topics = [*wanted.topics, *(await _matching(client, wanted.pattern) if wanted.pattern is not None else ())]
-    if wanted.partitions:
-        return client.consumer(assign=[(topic, part) for topic in topics for part in wanted.partitions], **options)
-    return client.consumer(*dict.fromkeys(topics), **options)
+    return client.consumer(assign=await readable(client, topics, wanted.partitions, failures), **options)
 
 
 async def _matching(client: "Client", pattern: str) -> list[str]:
@@ -240,7 +250,9 @@ def _fill(template: str | None, key_delimiter: str | None, delimiter: str, null:
         raise click.BadParameter(str(error), param_hint="-f") from None
 
 
-async def _print_all(client: "Client", consumer: "Consumer", printer: Printer, wanted: Selection) -> None:
+async def _print_all(
+    client: "Client", consumer: "Consumer", printer: Printer, wanted: Selection, failures: Failures
+) -> None:
     from levada.client.consumer.group_consumer import GroupConsumer
 
     if isinstance(consumer, GroupConsumer):
@@ -249,14 +261,16 @@ async def _print_all(client: "Client", consumer: "Consumer", printer: Printer, w
         except KafkaError as error:
             if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise await outside_log(client, consumer) from None
-            raise
+            raise explained(error) from None
         return
     if isinstance(wanted.start, int) and wanted.start >= 0:
         await check_offset(client, consumer, wanted.start)
     stops = await stop_offsets(client, consumer, wanted.until, wanted.exit_at_end)
+    if not wanted.quiet:
+        await notice_of_wait(consumer, stops)
     printed = 0
-    while not stops or any(consumer.position(part) < stop for part, stop in stops.items()):
-        for record in await consumer.poll(POLL_MS if stops else None):
+    while not _is_done(consumer, stops, failures):
+        for record in await poll(consumer, POLL_MS if stops else None, failures):
             if stops and record.offset >= stops[TopicPartition(record.topic, record.partition)]:
                 continue
             printer.write(record)
@@ -264,6 +278,12 @@ async def _print_all(client: "Client", consumer: "Consumer", printer: Printer, w
             if printed == wanted.count:
                 return
         printer.flush()
+
+
+def _is_done(consumer: "Consumer", stops: Mapping[TopicPartition, int], failures: Failures) -> bool:
+    """Whether each partition has failed, or is at its stop offset if there is one."""
+    left = (part for part in consumer.assignment if part not in failures)
+    return not any(not stops or consumer.position(part) < stops[part] for part in left)
 
 
 async def _print_as_member(consumer: "GroupConsumer", printer: Printer, wanted: Selection) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from levada.cli.errors import EXIT_USAGE, CommandError
-from levada.cli.options import TimeType
+from levada.cli.options import TimeType, notice
 from levada.cli.records.kcat import OutputType, flag_of_position
 from levada.model import TopicPartition
 
@@ -96,6 +96,17 @@ async def outside_log(client: "Client", consumer: "GroupConsumer") -> CommandErr
     ]
     hint = f"try: -X auto.offset.reset=earliest (or latest), or levada group reset {group} --to-earliest"
     return CommandError(f"{', '.join(outside) or 'offset out of range'} (OFFSET_OUT_OF_RANGE)", hint=hint)
+
+
+async def notice_of_wait(consumer: "Consumer", stops: Mapping[TopicPartition, int]) -> None:
+    """Print a notice if partitions end before their stop offsets: the command waits for records to come."""
+    if not stops:
+        return
+    ends = await consumer.end_offsets()
+    for partition, stop in stops.items():
+        if ends[partition] < stop:
+            notice(f"waiting for offset {stop - 1}: {partition} ends at {ends[partition]}; -e stops there")
+            return
 
 
 async def stop_offsets(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from levada.cli.errors import DENIED, EXIT_DENIED, EXIT_NOT_FOUND, EXIT_USAGE, CommandError, did_you_mean
+from levada.cli.errors import DENIED, EXIT_DENIED, EXIT_NOT_FOUND, EXIT_USAGE, CommandError, did_you_mean, for_topic
 from levada.cli.options import connection_options, notice, topic_argument, with_client
 from levada.cli.output import discard_output
 from levada.cli.records.codecs import from_json, parse_json, unescape
@@ -66,7 +66,10 @@ def produce(topic: str, properties: ClientProperties, quiet: bool, **given: Any)
         await _require_writable(client, topic)
         return await _send_all(client, topic, records, options)
 
-    sent = with_client(properties, work)
+    try:
+        sent = with_client(properties, work)
+    except KafkaError as error:
+        raise for_topic(error, topic) from None
     if not quiet and sys.stderr.isatty():
         notice(f"% sent {_count(sent)} to {topic}")
 

@@ -13,7 +13,7 @@ from levada.client.coordinator import Coordinator, KeyType
 from levada.client.errors import raise_for_code
 from levada.client.producer.transactions import PreparedTransaction, end_prepared, init_transactions
 from levada.client.retry import COORDINATOR_RETRIABLE, RetryPolicy, retry
-from levada.errors import ErrorCode
+from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 from levada.wire.schema.lazy_imports import lazy_imports
 
@@ -31,7 +31,7 @@ EPOCH = datetime.fromtimestamp(0, UTC)
 UNLIMITED_MS = (1 << 31) - 1
 IDS_PER_REQUEST = 100  # ids may be long, and the size of a request is limited
 ACTIVE_STATES = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort"})
-TIMEOUT_MS = 1  # of the admin client as a producer, which begins no transaction; within every broker's limit
+TIMEOUT_MS = 1  # where the producer's own is not to be had; within every broker's limit, no transaction begins with it
 
 
 class TransactionState(NamedTuple):
@@ -172,8 +172,15 @@ class TransactionAdmin:
         await end_prepared(self._client, owner, committed=committed)
 
     async def _init(self, name: str, *, keep_prepared: bool) -> Any:
+        """Take over a transactional id, whose timeout stays as it is; a lowered limit of the broker may refuse it."""
         coordinator = Coordinator(self._client, KeyType.TRANSACTION, name)
-        return await init_transactions(coordinator, name, TIMEOUT_MS, keep_prepared=keep_prepared)
+        timeout_ms = (await self.describe(name)).timeout_ms or TIMEOUT_MS
+        try:
+            return await init_transactions(coordinator, name, timeout_ms, keep_prepared=keep_prepared)
+        except KafkaError as error:
+            if error.code is not ErrorCode.INVALID_TRANSACTION_TIMEOUT:
+                raise
+            return await init_transactions(coordinator, name, TIMEOUT_MS, keep_prepared=keep_prepared)
 
     async def abort_hanging(self, hanging: OpenTransaction) -> None:
         """Write an abort marker to the partition."""

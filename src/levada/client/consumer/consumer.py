@@ -114,6 +114,12 @@ class Consumer:
         """The assigned partitions."""
         return tuple(self._partitions)
 
+    @property
+    def failures(self) -> dict[TopicPartition, Exception]:
+        """The partitions that failed, each with the exception that `poll` raises once; a seek fetches them again."""
+        found = ((partition, state.failure) for partition, state in self._partitions.items())
+        return {partition: failure for partition, failure in found if failure is not None}
+
     def __aiter__(self) -> Self:
         return self
 

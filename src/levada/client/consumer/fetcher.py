@@ -22,7 +22,7 @@ class PartitionState:
     """The position of the consumer in a partition, and how far ahead it has fetched."""
 
     __slots__ = (
-        "backing_off", "failed", "fetch_offset", "high_watermark", "partition", "position", "retries", "seeks",
+        "backing_off", "failure", "fetch_offset", "high_watermark", "partition", "position", "retries", "seeks",
     )  # fmt: skip
 
     def __init__(self, partition: TopicPartition, offset: int) -> None:
@@ -33,13 +33,13 @@ class PartitionState:
         self.high_watermark = -1
         self.retries: Retries | None = None  # while fetches fail
         self.backing_off = False
-        self.failed = False  # until a seek
+        self.failure: Exception | None = None  # it is not fetched until a seek
 
     def seek(self, offset: int) -> None:
         """Continue at another offset and drop what was fetched."""
         self.position = self.fetch_offset = offset
         self.seeks += 1
-        self.failed = False
+        self.failure = None
         self.retries = None
 
 
@@ -157,9 +157,9 @@ class Fetcher:
     def _next_of(self, completed: CompletedFetch) -> DecodedBatch | None:
         try:
             return next(completed.batches, None)
-        except KafkaError:
+        except KafkaError as error:
             completed.state.seek(completed.state.position)
-            completed.state.failed = True
+            completed.state.failure = error
             raise
 
     def _drop(self) -> None:
@@ -175,7 +175,7 @@ class Fetcher:
                 continue
             by_leader: dict[int, list[PartitionState]] = {}
             for state in self._assigned:
-                if not state.backing_off and not state.failed:
+                if not state.backing_off and state.failure is None:
                     by_leader.setdefault(self._client.cached_leader(state.partition), []).append(state)
             for leader, states in by_leader.items():
                 pending = self._pending.get(leader)
@@ -273,7 +273,7 @@ class Fetcher:
             state.backing_off = True
             self._loop.call_later(pause_s, self._retry, state)
             return
-        state.failed = True
+        state.failure = failure
         self._append(CompletedFetch(state, state.seeks, 0, iter(()), failure))
 
     def _retry(self, state: PartitionState) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from levada.pipelines.bootstrap import BOOTSTRAP, from_environment
 from levada.pipelines.errors import check_durations
 from levada.pipelines.flows import flow
 from levada.pipelines.flows.flow import QueryOptions, Result
@@ -31,6 +32,7 @@ SCHEMA = (
 )
 
 
+@from_environment
 def activity(
     topics: Sequence[str] = TOPICS,
     *,
@@ -39,7 +41,7 @@ def activity(
     gap: str = "30 minutes",
     late: str = "10 seconds",
     top: int = 10,
-    bootstrap: str = flow.BOOTSTRAP,
+    bootstrap: str = BOOTSTRAP,
     checkpoint: str | None = None,
     once: bool = False,
     every: str = "5 seconds",
@@ -109,13 +111,14 @@ def sessions(events: DataFrame, gap: str) -> DataFrame:
     return found.drop("session").withColumn("seconds", flow.seconds_between("from", "to"))
 
 
+@from_environment
 def report(
     topics: Sequence[str] = TOPICS,
     *,
     lake: str | None = None,
     gap: str = "30 minutes",
     top: int = 10,
-    bootstrap: str = flow.BOOTSTRAP,
+    bootstrap: str = BOOTSTRAP,
     spark: "SparkSession | None" = None,
     **options: str,
 ) -> Report:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from levada.pipelines.bootstrap import BOOTSTRAP, from_environment
 from levada.pipelines.errors import check_durations
 from levada.pipelines.flows import flow
 from levada.pipelines.flows.flow import QueryOptions, Result
@@ -28,6 +29,7 @@ CHARTS_MAX = 12  # of measures in a report
 SCHEMA = "at string, device string, site string, measure string, value double"
 
 
+@from_environment
 def devices(
     topics: Sequence[str] = TOPICS,
     *,
@@ -36,7 +38,7 @@ def devices(
     gap: str = "5 minutes",
     late: str = "10 seconds",
     top: int = 10,
-    bootstrap: str = flow.BOOTSTRAP,
+    bootstrap: str = BOOTSTRAP,
     checkpoint: str | None = None,
     once: bool = False,
     every: str = "5 seconds",
@@ -109,13 +111,14 @@ def spells(readings: DataFrame, gap: str) -> DataFrame:
     return found.drop("session").withColumn("seconds", flow.seconds_between("from", "to"))
 
 
+@from_environment
 def report(
     topics: Sequence[str] = TOPICS,
     *,
     lake: str | None = None,
     gap: str = "5 minutes",
     top: int = 10,
-    bootstrap: str = flow.BOOTSTRAP,
+    bootstrap: str = BOOTSTRAP,
     spark: "SparkSession | None" = None,
     **options: str,
 ) -> Report:

@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.utils import is_remote
 
+from levada.pipelines.bootstrap import BOOTSTRAP
 from levada.pipelines.errors import PipelineError
 from levada.pipelines.lake.files import Files
 from levada.pipelines.runs.queries import RunningPipeline
@@ -21,8 +22,6 @@ from levada.spark.errors import OptionError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-BOOTSTRAP = "127.0.0.1:9092"
 
 
 class Result(NamedTuple):

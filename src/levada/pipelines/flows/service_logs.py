@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from levada.pipelines.bootstrap import BOOTSTRAP, from_environment
 from levada.pipelines.errors import check_durations
 from levada.pipelines.flows import flow
 from levada.pipelines.flows.flow import QueryOptions, Result
@@ -54,6 +55,7 @@ VARIABLE_PARTS = (  # replaced in this order
 )
 
 
+@from_environment
 def logs(
     topics: Sequence[str] = TOPICS,
     *,
@@ -62,7 +64,7 @@ def logs(
     window: str = "1 minute",
     late: str = "30 seconds",
     alert_at: int = 5,
-    bootstrap: str = flow.BOOTSTRAP,
+    bootstrap: str = BOOTSTRAP,
     checkpoint: str | None = None,
     once: bool = False,
     every: str = "5 seconds",
@@ -158,6 +160,7 @@ def alerts(lines: DataFrame, window: str, at: int) -> DataFrame:
     return found.where(F.col("lines") >= at).select(*flow.window_bounds(), "*").drop("window")
 
 
+@from_environment
 def search(
     lake: str | None = None,
     *,
@@ -167,7 +170,7 @@ def search(
     level: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
-    bootstrap: str = flow.BOOTSTRAP,
+    bootstrap: str = BOOTSTRAP,
     spark: "SparkSession | None" = None,
     **options: str,
 ) -> DataFrame:

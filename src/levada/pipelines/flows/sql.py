@@ -15,6 +15,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
+from levada.pipelines.bootstrap import BOOTSTRAP, from_environment
 from levada.pipelines.errors import PipelineError, check_durations, explain_query
 from levada.pipelines.flows import flow
 from levada.pipelines.flows.flow import QueryOptions, Result
@@ -48,6 +49,7 @@ RECORD_COLUMNS = {
 Notify = Callable[[str], None]
 
 
+@from_environment
 def sql(
     query: str,
     to: str,
@@ -58,7 +60,7 @@ def sql(
     key: str | None = None,
     dead_letters: str | None = None,
     notify: Notify = lambda text: None,
-    bootstrap: str = flow.BOOTSTRAP,
+    bootstrap: str = BOOTSTRAP,
     checkpoint: str | None = None,
     once: bool = False,
     every: str = "5 seconds",
@@ -91,13 +93,14 @@ def sql(
     return flow.start([Result(to, rows, key)], query_options)
 
 
+@from_environment
 def query_topics(
     query: str,
     *,
     schemas: Mapping[str, str] | None = None,
     watermarks: Mapping[str, str] | None = None,
     notify: Notify = lambda text: None,
-    bootstrap: str = flow.BOOTSTRAP,
+    bootstrap: str = BOOTSTRAP,
     spark: "SparkSession | None" = None,
     **options: str,
 ) -> DataFrame:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from levada.model import TopicPartition
+from levada.pipelines.bootstrap import BOOTSTRAP, from_environment
 from levada.pipelines.errors import LakeError
 from levada.pipelines.lake.commits import COMPACTION, CompactionPolicy, EndOffsets, TopicIds, merge_offsets
 from levada.pipelines.lake.files import NULL_PARTITION, Files
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
 CHECKPOINTS = "_levada/checkpoint"
 
 
+@from_environment
 def archive(
     topics: Sequence[str],
     to: str,
     *,
-    bootstrap: str = "127.0.0.1:9092",
+    bootstrap: str = BOOTSTRAP,
     once: bool = False,
     every: str = "10 seconds",
     lake_format: str | None = None,

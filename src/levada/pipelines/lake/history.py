@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from levada.pipelines.bootstrap import BOOTSTRAP, from_environment
 from levada.pipelines.errors import LakeError, PipelineError, explain_query
 from levada.pipelines.lake.files import PARQUET_OPTIONS, Files
 from levada.pipelines.lake.integrity import damaged_file
@@ -27,11 +28,12 @@ RESULT_FILES = re.compile(rf"{RESULT_MARKER}|_SUCCESS|part-.*|\..*\.crc")
 ROWS_SHOWN_MAX = 1_000
 
 
+@from_environment
 def history(
     topic: str,
     lake: str,
     *,
-    bootstrap: str = "127.0.0.1:9092",
+    bootstrap: str = BOOTSTRAP,
     spark: "SparkSession | None" = None,
     gaps: bool = False,
     **options: str,
@@ -88,13 +90,14 @@ def _common_schema(lake: str, archived: "StructType", log: "StructType") -> "Str
         raise error.lake_error(f"the lake {lake}", "the records of the log", advice) from None
 
 
+@from_environment
 def query_history(
     topic: str,
     lake: str,
     query: str,
     to: str | None = None,
     *,
-    bootstrap: str = "127.0.0.1:9092",
+    bootstrap: str = BOOTSTRAP,
     gaps: bool = False,
     spark: "SparkSession | None" = None,
     name: str = "history",

@@ -20,6 +20,7 @@ from operator import or_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from levada.model import NO_TIMESTAMP
+from levada.pipelines.bootstrap import BOOTSTRAP, from_environment
 from levada.pipelines.errors import LakeError
 from levada.pipelines.lake.files import Files
 from levada.pipelines.lake.history import read_archived
@@ -123,12 +124,13 @@ def _span_ends(spans: list[list[Bucket]], ends: Offsets) -> list[Offsets]:
     return result[::-1]
 
 
+@from_environment
 def replay(
     topic: str,
     lake: str,
     to: str,
     *,
-    bootstrap: str = "127.0.0.1:9092",
+    bootstrap: str = BOOTSTRAP,
     start: datetime | None = None,
     end: datetime | None = None,
     speed: float | None = None,

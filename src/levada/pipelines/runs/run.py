@@ -134,8 +134,11 @@ class Run:
 
     def restore(self) -> None:
         """Write back what was there before this process took the lock; a run that was not there is not there again."""
-        if not self._previous_files:
+        if not self._previous_files and not os.path.exists(self.checkpoint):
             shutil.rmtree(self.directory)
+            return
+        for name in REQUIRED_FIELDS.keys() - self._previous_files.keys():
+            os.unlink(self._path(name))
         for name, content in self._previous_files.items():
             with open(self._path(name + ".new"), "wb") as file:
                 file.write(content)

@@ -30,6 +30,7 @@ from levada.spark.formats.rows import decode_rows
 
 SCHEMA_FILE = "schema.proto"
 PROTOC_TIMEOUT_S = 60
+LOG_LINES = re.compile(r"^(WARNING: All log messages before absl|[IWEF]\d{4} ).*\n?", re.MULTILINE)  # of protoc itself
 PROTOC_ADVICE = "The driver and each executor need grpcio-tools and room in their temporary folder"
 COMPILED_MAX = 256  # schemas that a process keeps
 WELL_KNOWN = "google/"
@@ -170,7 +171,7 @@ def _protoc(text: str, references: tuple[tuple[str, str], ...]) -> tuple[FileDes
                 return tuple(FileDescriptorSet.FromString(output.read_bytes()).file)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ProtocError(f"protoc cannot be run: {error}. {PROTOC_ADVICE}") from None
-    why = done.stderr.strip()
+    why = LOG_LINES.sub("", done.stderr).strip()
     if done.returncode > 0 and re.search(rf"^{re.escape(own)}:(\d+:\d+:)? (?!warning:)", why, re.MULTILINE):
         return f"protoc cannot compile the schema: {why}"
     raise ProtocError(f"protoc ends with {done.returncode}: {why or 'no output'}. {PROTOC_ADVICE}")

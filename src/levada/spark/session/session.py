@@ -19,6 +19,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from levada.extras import required
 from levada.spark.session.java import java_home
 from levada.spark.session.spark_home import linked_spark_home
 
@@ -63,9 +64,10 @@ def session(app: str = "levada", master: str | None = None, **conf: str) -> "Spa
     `conf` are Spark's settings and take precedence over those above: `session(**{"spark.ui.enabled": "true"})`. An
     active session keeps its own settings; only `conf` is set on it.
     """
-    _set_environment()
-    from pyspark.sql import SparkSession
+    with required("spark"):
+        from pyspark.sql import SparkSession
 
+    _set_environment()
     active = _active()
     if active is not None:
         return _configured(active, conf)

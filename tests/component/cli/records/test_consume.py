@@ -248,3 +248,31 @@ def test_an_offsets_topic_that_cannot_be_created_is_an_error_at_once(tmp_path: P
             assert refused.code == 1
             assert refused.err.startswith("error: __consumer_offsets cannot be created: ")
             assert "(INVALID_REPLICATION_FACTOR)\n" in refused.err
+
+
+def test_mistakes_are_answered_with_what_helps(shell: Shell, orders: str) -> None:
+    for arguments, hint in (
+        (["consume", "or.*"], "try: levada consume --pattern 'or.*'"),
+        (["consume", "nope"], "try: levada topic create nope"),
+        (["consume", orders, "-p", "9"], "try: levada topic describe orders"),
+        (["topic", "trim", "nope", "--all"], "try: levada topic list"),
+        (["topic", "create", "x", "-r", "3"], "levada cluster describe"),
+        (["topic", "alter", orders, "-p", "1"], "levada topic describe"),
+    ):
+        ended = shell(*arguments)
+        assert ended.code in (1, 4) and hint in ended.err, ended.err
+
+
+def test_an_output_excludes_a_format(shell: Shell, orders: str) -> None:
+    for wrong in (["-f", "%s\\n"], ["-K", ":"]):
+        ended = shell("consume", orders, "-e", "-o", "jsonl", *wrong)
+        assert ended.code == 2 and "-o excludes -f and -K" in ended.err
+
+
+def test_a_wait_for_an_offset_is_announced(shell: Shell, orders: str) -> None:
+    process = shell.start("consume", orders, "--from", "8", "--until", "12", stdout=-1, stderr=-1)
+    assert process.stderr is not None
+    assert process.stderr.readline() == b"waiting for offset 11: orders-0 ends at 10; -e stops there\n"
+    shell("produce", orders, stdin=b"10\n11\n12\n")
+    out, _ = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, out.split()) == (0, [b"8", b"9", b"10", b"11"])
