@@ -2,18 +2,25 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 from tests.support.broker import BrokerThread
+from tests.support.logs import read_all
+from tests.support.raw import batch
 from tests.support.waiting import until
 
 from levada.api.admin import cluster, configs, log_dirs
 from levada.api.coordinator import transactions as coordinator_api
-from levada.api.data import offsets
+from levada.api.data import large_fetch, offsets, parked_produce
+from levada.api.data.fetch import FetchRead
 from levada.broker.coordinator import transactions
+from levada.broker.partition.partition import Partition
+from levada.model import Codec
+from levada.wire.batches import Record, encode
 
 PARTITIONS, TOPICS = 1_200, 60
 LATEST = [
@@ -129,3 +136,76 @@ def test_many_transaction_markers_are_written_in_slices(tmp_path: Path, monkeypa
     (results,) = [topic.partitions for topic in answer.markers[0].topics]
     assert [(one.partition_index, one.error_code) for one in results] == [(n, 0) for n in range(PARTITIONS)]
     assert max(calls.values()) <= coordinator_api.MARKERS_PER_ITERATION and calls.total() == PARTITIONS
+
+
+def produce_of(topic: str, batches: Mapping[int, bytes]) -> dict[str, Any]:
+    parts = [{"index": index, "records": records} for index, records in batches.items()]
+    return {"acks": -1, "timeout": 10_000, "topic_data": [{"name": topic, "partition_data": parts}]}
+
+
+def test_a_produce_to_many_partitions_is_appended_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with BrokerThread(tmp_path) as broker, broker.connect() as one, broker.connect() as two:
+        broker.create("large", PARTITIONS)
+        calls = calls_per_iteration(broker, monkeypatch, Partition, "append")
+        for connection in (one, two):
+            connection.send("produce", 9, produce_of("large", dict.fromkeys(range(PARTITIONS), batch(b"first"))))
+        one.send("produce", 9, produce_of("large", {PARTITIONS - 1: batch(b"last")}))  # waits for the first
+        results = [connection.receive()[1].responses[0].partition_responses for connection in (one, two, one)]
+        last = [bytes(each) for each in broker.call(lambda: read_all(broker.partition("large", PARTITIONS - 1).log))]
+    assert [[part.error_code for part in each] for each in results] == [[0] * PARTITIONS, [0] * PARTITIONS, [0]]
+    assert max(calls.values()) <= parked_produce.PARTITIONS_PER_ITERATION + 1
+    assert calls.total() == 2 * PARTITIONS + 1
+    assert results[2][0].base_offset > results[0][-1].base_offset and len(last) == 3
+
+
+def test_large_batches_in_a_produce_to_many_partitions(tmp_path: Path) -> None:
+    """A thread prepares those from the first large batch on; they are appended in slices again."""
+    large = bytes(encode([Record(0, 0, b"key", b"x" * 100)] * 1_000, codec=Codec.ZSTD))
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        topic = broker.topic(partitions=PARTITIONS, compression_type="gzip")
+        some = {index: large if index % 400 == 50 else batch(b"small") for index in range(PARTITIONS)}
+        for base_offset in (0, 1_000):
+            (found,) = one.call("produce", 9, produce_of(topic, some)).responses
+            assert {part.index: part.error_code for part in found.partition_responses} == dict.fromkeys(some, 0)
+            assert [part.base_offset for part in found.partition_responses if part.index == 50] == [base_offset]
+
+
+def fetch_of(topic: str, offset: int, min_bytes: int) -> dict[str, Any]:
+    parts = [{"partition": index, "fetch_offset": offset, "partition_max_bytes": 1_000} for index in range(PARTITIONS)]
+    topics = [{"topic": topic, "partitions": parts}]
+    return {"max_bytes": 50 << 20, "max_wait": 60_000, "min_bytes": min_bytes, "session_epoch": -1, "topics": topics}
+
+
+def test_a_fetch_of_many_partitions_is_read_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with BrokerThread(tmp_path) as broker, broker.connect() as one, broker.connect() as two:
+        broker.create("large", PARTITIONS)
+        one.call("produce", 9, produce_of("large", dict.fromkeys(range(PARTITIONS), batch(b"first"))))
+        calls = calls_per_iteration(broker, monkeypatch, FetchRead, "_read_partition")
+        for connection in (one, two):
+            connection.send("fetch", 12, fetch_of("large", 0, 1))
+        found = [connection.receive()[1].responses[0].partitions for connection in (one, two)]
+    assert [[bool(part.records) for part in each] for each in found] == [[True] * PARTITIONS] * 2
+    assert max(calls.values()) <= large_fetch.PARTITIONS_PER_ITERATION and calls.total() == 2 * PARTITIONS
+
+
+def test_a_fetch_of_many_partitions_waits_for_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with BrokerThread(tmp_path) as broker, broker.connect() as one, broker.connect() as two:
+        broker.create("large", PARTITIONS)
+        calls = calls_per_iteration(broker, monkeypatch, FetchRead, "_read_partition")
+        one.send("fetch", 12, fetch_of("large", 0, 1))
+        until(lambda: bool(broker.call(lambda: broker.partition("large", PARTITIONS - 1).watchers)))
+        two.call("produce", 9, produce_of("large", {PARTITIONS - 1: batch(b"x")}))
+        (found,) = one.receive()[1].responses
+        watchers = broker.call(lambda: broker.partition("large", PARTITIONS - 1).watchers)
+    assert [part.partition_index for part in found.partitions if part.records] == [PARTITIONS - 1]
+    assert not watchers
+    assert max(calls.values()) <= large_fetch.PARTITIONS_PER_ITERATION and calls.total() == 2 * PARTITIONS
+
+
+def test_a_large_fetch_whose_client_is_gone_watches_nothing(tmp_path: Path) -> None:
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        broker.create("large", PARTITIONS)
+        one.send("fetch", 12, fetch_of("large", 0, 1))
+        until(lambda: bool(broker.call(lambda: broker.partition("large", PARTITIONS - 1).watchers)))
+        one.socket.close()
+        until(lambda: not broker.call(lambda: broker.partition("large", PARTITIONS - 1).watchers))
