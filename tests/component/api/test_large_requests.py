@@ -1,24 +1,32 @@
 """Requests about thousands of topics or partitions: handled in slices, one slice per loop iteration."""
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
 from tests.support.broker import BrokerThread
 from tests.support.logs import read_all
-from tests.support.raw import batch
+from tests.support.raw import Connection, batch
 from tests.support.waiting import until
 
 from levada.api.admin import cluster, configs, log_dirs
+from levada.api.coordinator import consumer_groups
+from levada.api.coordinator import groups as groups_api
+from levada.api.coordinator import producers as producers_api
 from levada.api.coordinator import transactions as coordinator_api
 from levada.api.data import large_fetch, offsets, parked_produce
 from levada.api.data.fetch import FetchRead
 from levada.broker.coordinator import transactions
 from levada.broker.partition.partition import Partition
+from levada.core.groups.consumer import requests as consumer_requests
+from levada.core.groups.machine import GroupsMachine
+from levada.errors import ErrorCode
 from levada.model import Codec
 from levada.wire.batches import Record, encode
 
@@ -209,3 +217,84 @@ def test_a_large_fetch_whose_client_is_gone_watches_nothing(tmp_path: Path) -> N
         until(lambda: bool(broker.call(lambda: broker.partition("large", PARTITIONS - 1).watchers)))
         one.socket.close()
         until(lambda: not broker.call(lambda: broker.partition("large", PARTITIONS - 1).watchers))
+
+
+def succeeds(connection: Connection, api: str, version: int, fields: dict[str, Any]) -> None:
+    """Send a request until it does not fail: the coordinator may be loading."""
+    until(lambda: connection.call(api, version, fields).error_code == 0)
+
+
+def find_coordinators(connection: Connection) -> None:
+    for key_type in (0, 1):
+        succeeds(connection, "find_coordinator", 3, {"key": "k", "key_type": key_type})
+
+
+@pytest.mark.parametrize(
+    "subscription",
+    [
+        {"subscribed_topic_names": (), "subscribed_topic_regex": "t-.*"},
+        {"subscribed_topic_names": [f"t-{index}" for index in range(consumer_groups.TOPIC_NAMES_MAX + 1)]},
+    ],
+    ids=["regex", "names"],
+)
+def test_an_expensive_heartbeat_has_a_loop_iteration_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subscription: dict[str, Any]
+) -> None:
+    joining = {"member_epoch": 0, "rebalance_timeout": 60_000, "topic_partitions": (), **subscription}
+    with BrokerThread(tmp_path) as broker, broker.connect() as one, broker.connect() as two:
+        find_coordinators(one)
+        calls = calls_per_iteration(broker, monkeypatch, consumer_requests, "heartbeat")
+        for connection in (one, two):
+            connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)  # they arrive at once
+            for number in range(10):
+                own = {"group_id": f"g-{number}", "member_id": str(uuid4()), **joining}
+                connection.send("consumer_group_heartbeat", 1, own)
+            connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+        answers = [connection.receive()[1] for connection in (one, two) for _ in range(10)]
+    assert {answer.error_code for answer in answers} == {0}
+    assert (calls.total(), max(calls.values())) == (20, 1)
+
+
+def test_many_transactions_are_listed_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_api, "TRANSACTIONS_PER_ITERATION", 7)
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        find_coordinators(one)
+        for number in range(30):
+            new = {"transactional_id": f"t-{number}", "transaction_timeout": 60_000, "producer_id": -1}
+            succeeds(one, "init_producer_id", 4, new | {"producer_epoch": -1})
+        calls = calls_per_iteration(broker, monkeypatch, coordinator_api, "_listed")
+        answers = [
+            one.call("list_transactions", 2, {"duration_filter": -1, "transactional_id_pattern": pattern})
+            for pattern in (None, "t-1.*")
+        ]
+    assert [len(answer.transaction_states) for answer in answers] == [30, 11]
+    assert max(calls.values()) <= 7
+
+
+def test_many_groups_are_deleted_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"g-{number}" for number in range(groups_api.GROUPS_PER_ITERATION + 50)]
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        find_coordinators(one)
+        topic = broker.topic()
+        part = [{"name": topic, "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
+        for name in names:
+            own = {"group_id": name, "generation_id_or_member_epoch": -1, "member_id": "", "topics": part}
+            assert one.call("offset_commit", 8, own).topics[0].partitions[0].error_code == 0
+        calls = calls_per_iteration(broker, monkeypatch, GroupsMachine, "delete_group")
+        results = one.call("delete_groups", 2, {"groups_names": names}).results
+        again = one.call("delete_groups", 2, {"groups_names": names[:1]}).results
+    assert [(result.group_id, result.error_code) for result in results] == [(name, 0) for name in names]
+    assert [result.error_code for result in again] == [ErrorCode.GROUP_ID_NOT_FOUND]
+    assert max(calls.values()) <= groups_api.GROUPS_PER_ITERATION
+
+
+def test_the_producers_of_many_partitions_are_described_in_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with BrokerThread(tmp_path) as broker, broker.connect() as one:
+        broker.create("large", PARTITIONS)
+        calls = calls_per_iteration(broker, monkeypatch, producers_api, "_producers")
+        topics = [{"name": "large", "partition_indexes": range(PARTITIONS)}]
+        (found,) = one.call("describe_producers", 0, {"topics": topics}).topics
+    assert [(part.partition_index, part.error_code) for part in found.partitions] == [(n, 0) for n in range(PARTITIONS)]
+    assert max(calls.values()) <= producers_api.PARTITIONS_PER_ITERATION
