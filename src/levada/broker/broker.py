@@ -38,7 +38,7 @@ from levada.storage.log.scrub import ScrubMetrics
 
 SESSION_ID_MAX: Final = (1 << 31) - 1
 READ_THREADS: Final = 2
-COMPRESSION_THREADS: Final = 2
+COMPRESSION_THREADS: Final = 1  # a batch may take 64 times max.message.bytes of memory, and a codec as much again
 
 T = TypeVar("T")
 

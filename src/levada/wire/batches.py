@@ -7,7 +7,7 @@ place and the producer's CRC stays valid.
 from collections.abc import Iterable, Iterator
 from struct import Struct
 from struct import error as StructError
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from crc32c import crc32c
 
@@ -157,11 +157,15 @@ def decode(batch: memoryview, limit_bytes: int = DECODED_BYTES_MAX) -> list[Reco
 
 
 def iterate(
-    batch: memoryview, limit_bytes: int = DECODED_BYTES_MAX, headers_max: int = DECODED_BYTES_MAX
+    batch: memoryview,
+    limit_bytes: int = DECODED_BYTES_MAX,
+    headers_max: int = DECODED_BYTES_MAX,
+    copied_bytes_max: int = DECODED_BYTES_MAX,
 ) -> Iterator[Record]:
     """Decode the records of one whole batch one by one; raise CORRUPT_MESSAGE at the first that is malformed.
 
-    DecompressedTooLargeError beyond `limit_bytes`, TooManyHeadersError beyond `headers_max` of all records.
+    DecompressedTooLargeError beyond `limit_bytes`, TooManyHeadersError beyond `headers_max` of all records. Beyond
+    `copied_bytes_max` keys and values are memoryviews: a copy holds the GIL.
     """
     header = read_header(batch)
     if header.magic != MAGIC:
@@ -172,8 +176,9 @@ def iterate(
     if not 0 <= header.record_count <= len(data) // RECORD_BYTES_MIN:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{header.record_count} records in {len(data)} bytes")
     append_time = header.max_timestamp if header.timestamp_type is TimestampType.LOG_APPEND_TIME else None
+    plain = bytes(data) if len(data) <= copied_bytes_max else cast(bytes, data)
     try:
-        yield from _decode_records(bytes(data), header, append_time, headers_max)
+        yield from _decode_records(plain, header, append_time, headers_max)
     except (IndexError, UnicodeDecodeError, StructError) as error:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"malformed record: {error}") from None
 
@@ -215,7 +220,7 @@ def _decode_headers(
         value, position = _read_blob(data, position, end)
         if key is None:
             raise IndexError("a header key is null")
-        headers.append((key.decode(), value))
+        headers.append((str(key, "utf-8"), value))
     return tuple(headers), position
 
 

@@ -8,6 +8,7 @@ function checks `limit_bytes` before it allocates.
 import struct
 import zlib
 from collections.abc import Callable
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import cramjam
 
@@ -25,7 +26,10 @@ _LZ4_UNCOMPRESSED_BIT = 0x8000_0000
 _LZ4_BLOCK_SIZE = struct.Struct("<I")
 _LZ4_CONTENT_SIZE_BIT = 0x08  # of the flags in a frame's header: 8 more bytes follow
 _LZ4_LEVEL_MAX = 12  # Kafka's levels end at 17, as those of lz4-java, which compress the same
+_ZSTD_LEVEL_MAX = 19  # 20 to 22 compress a usual batch the same; a large one takes 200 to 700 MB
 _FIRST_BUFFER_BYTES = 64 * 1024
+_LARGE_BUFFER_BYTES = 4 << 20  # buffers from here on get their memory while the GIL is released
+_GZIP_STEP_BYTES = 1 << 20  # decompressed, and then copied with the GIL
 # Kafka's defaults. LZ4's 9 is the fast mode; every other level is one of the high-compression mode.
 DEFAULT_LEVELS = {Codec.GZIP: -1, Codec.LZ4: 9, Codec.ZSTD: 3}
 
@@ -52,7 +56,7 @@ def compress(codec: Codec, data: bytes | bytearray | memoryview, level: int | No
         case Codec.LZ4:
             return _compress_lz4(data, level)
         case Codec.ZSTD:
-            return bytes(cramjam.zstd.compress(data, level=level))
+            return bytes(cramjam.zstd.compress(data, level=min(level, _ZSTD_LEVEL_MAX)))
 
 
 def decompress(codec: Codec, data: memoryview, limit_bytes: int) -> bytes | memoryview:
@@ -126,14 +130,31 @@ def _compress_lz4_block(block: memoryview, level: int) -> bytes:
     return frame[start : start + _LZ4_BLOCK_SIZE.size + (size & ~_LZ4_UNCOMPRESSED_BIT)]
 
 
-def _decompress_gzip(data: memoryview, limit_bytes: int) -> bytes:
+def _decompress_gzip(data: memoryview, limit_bytes: int) -> bytes | memoryview:
     unpacker = zlib.decompressobj(wbits=_GZIP_WBITS)
-    records = unpacker.decompress(data, limit_bytes + 1)
-    if len(records) > limit_bytes:
-        raise DecompressedTooLargeError(limit_bytes)
+    first_bytes = min(limit_bytes, _LARGE_BUFFER_BYTES) + 1
+    records = unpacker.decompress(data, first_bytes)
+    if len(records) == first_bytes:
+        return _decompress_gzip_in_steps(unpacker, records, limit_bytes)
     if not unpacker.eof:
         raise EOFError("the gzip stream ends early")
     return records
+
+
+def _decompress_gzip_in_steps(unpacker: "zlib._Decompress", first: bytes, limit_bytes: int) -> memoryview:
+    if len(first) > limit_bytes:
+        raise DecompressedTooLargeError(limit_bytes)
+    target, filled = _buffer(limit_bytes), 0
+    while True:
+        target[filled : filled + len(first)] = first
+        filled += len(first)
+        if unpacker.eof:
+            return target[:filled]
+        first = unpacker.decompress(unpacker.unconsumed_tail, min(_GZIP_STEP_BYTES, limit_bytes - filled + 1))
+        if filled + len(first) > limit_bytes:
+            raise DecompressedTooLargeError(limit_bytes)
+        if not (first or unpacker.eof):
+            raise EOFError("the gzip stream ends early")
 
 
 def _decompress_snappy(data: memoryview, limit_bytes: int) -> bytes:
@@ -184,13 +205,15 @@ def _decompress_kafka_lz4(data: memoryview, target: memoryview) -> int | None:
             return None
 
 
-def _decompress_growing(into: Callable[[memoryview, bytearray], int], data: memoryview, limit_bytes: int) -> memoryview:
+def _decompress_growing(
+    into: Callable[[memoryview, memoryview], int], data: memoryview, limit_bytes: int
+) -> memoryview:
     """Decompress into ever larger buffers, up to the limit: LZ4 and zstd frames need not state their size."""
     room = min(limit_bytes, max(_FIRST_BUFFER_BYTES, 4 * len(data)))
     while True:
-        target = bytearray(room)
+        target = _buffer(room)
         try:
-            return memoryview(target)[: into(data, target)]
+            return target[: into(data, target)]
         except cramjam.DecompressionError as error:
             if room < limit_bytes:
                 room = min(limit_bytes, room * 8)
@@ -198,3 +221,11 @@ def _decompress_growing(into: Callable[[memoryview, bytearray], int], data: memo
                 raise DecompressedTooLargeError(limit_bytes) from None
             else:
                 raise
+        target.release()  # before the next one is allocated
+
+
+def _buffer(size: int) -> memoryview:
+    """Zeroed memory. A large buffer gets its pages as they are written, so that clearing it does not hold the GIL."""
+    if size < _LARGE_BUFFER_BYTES:
+        return memoryview(bytearray(size))
+    return memoryview(mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS))

@@ -129,9 +129,9 @@ def test_the_records_of_large_batches_are_checked_in_a_thread(
 ) -> None:
     threads, first_ms = list[str](), time.time_ns() // 1_000_000 + ahead_ms
 
-    def observed(*arguments: Any) -> Iterator[Record]:
+    def observed(*arguments: Any, **limits: Any) -> Iterator[Record]:
         threads.append(threading.current_thread().name)
-        return iterate(*arguments)
+        return iterate(*arguments, **limits)
 
     for module in (record_validation, large_batches):
         monkeypatch.setattr(module, "iterate", observed)
@@ -410,6 +410,45 @@ def test_many_batches_that_grow_need_the_memory_of_one(broker: BrokerThread, wir
         tracemalloc.stop()
     codes = {part.error_code for part in response.responses[0].partition_responses}
     assert codes == {ErrorCode.MESSAGE_TOO_LARGE}
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
+def test_the_records_of_a_large_batch_are_checked_without_a_copy(
+    broker: BrokerThread, wire: Connection, codec: Codec
+) -> None:
+    topic, value = broker.topic(cleanup_policy="compact"), bytes(40 << 20)
+    sent = bytes(encode([Record(0, NOW_MS, b"key", value, (("h", b"1"),))], codec=codec))
+    tracemalloc.start()  # of memory that is cleared or copied with the GIL; pages of a mapping are not
+    try:
+        assert produce(wire, topic, sent).error_code == ErrorCode.NONE
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_one_batch_at_a_time_is_prepared(
+    broker: BrokerThread, wire: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, most, begun = 0, 0, threading.Event()
+
+    def observed(*arguments: Any) -> bytearray:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        begun.wait(0.1)  # for a second one that began meanwhile
+        recompressed = batches_module.recompress(*arguments)
+        running -= 1
+        return recompressed
+
+    monkeypatch.setattr(recompression, "recompress", observed)
+    topic = broker.topic(compression_type="gzip")
+    place = {"name": topic, "partition_data": [{"index": 0, "records": bytes(encode(records(LARGE)))}]}
+    with broker.connect() as one, broker.connect() as two:
+        for connection in (one, two):
+            connection.send("produce", 12, {"acks": -1, "timeout": 10_000, "topic_data": [place]})
+        for connection in (one, two):
+            connection.receive()
+    assert most == 1
 
 
 def test_the_recompressed_batches_of_a_request_are_limited_like_a_request(tmp_path: Path) -> None:

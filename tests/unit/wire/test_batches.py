@@ -227,3 +227,7 @@ def test_a_higher_level_makes_a_batch_smaller(codec: Codec) -> None:
     low, high = {Codec.GZIP: (1, 9), Codec.LZ4: (9, 12), Codec.ZSTD: (-7, 19)}[codec]  # 9 is the fast mode of LZ4
     assert len(compression.compress(codec, text, high)) < 0.9 * len(compression.compress(codec, text, low))
     assert compression.decompress(codec, memoryview(compression.compress(codec, text, high)), 1 << 20) == text
+
+
+def test_the_highest_levels_of_zstd_have_the_window_of_level_19() -> None:
+    assert compression.compress(Codec.ZSTD, BOMB, 22) == compression.compress(Codec.ZSTD, BOMB, 19)

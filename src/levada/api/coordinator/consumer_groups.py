@@ -3,7 +3,7 @@
 The rules are in `levada.core.groups.consumer.requests`; the handlers convert requests and responses.
 """
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -16,6 +16,7 @@ from levada.api.coordinator.groups import (
 )
 from levada.api.registry import handles
 from levada.api.request import AUTHORIZED_OPERATIONS_OMITTED, UNTHROTTLED, RequestContext
+from levada.api.slices import map_in_slices
 from levada.broker.purgatory import DelayedResult
 from levada.core.groups.consumer import requests as consumer_requests
 from levada.core.groups.consumer.assignors import Partitions
@@ -32,22 +33,40 @@ with lazy_imports():
     import kio.schema.consumer_group_heartbeat.v1 as consumer_group_heartbeat_v1
 
 CLIENT_MEMBER_ID_FROM = 1  # versions of ConsumerGroupHeartbeat with member ids that clients generate
+TOPIC_NAMES_MAX = 500  # a heartbeat with more, or with a regular expression, gets a loop iteration of its own
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 
 
 @handles("consumer_group_heartbeat", versions=range(2))
 def consumer_group_heartbeat(
     context: RequestContext, request: "consumer_group_heartbeat_v1.ConsumerGroupHeartbeatRequest"
-) -> DelayedResult:
+) -> DelayedResult | Awaitable[Any]:
     """Join a group, renew the session, change the subscription, revoke partitions, or leave.
 
     v1 adds member ids that clients generate, and regular expressions of topics (KIP-1082).
     """
     heartbeat = _to_heartbeat(context, request)
-    return context.broker.groups.shard(heartbeat.group_id).submit(
-        lambda machine, now_ms, handle: consumer_requests.heartbeat(machine, heartbeat, now_ms, handle),
-        _heartbeat_response,
-    )
+
+    def submit() -> DelayedResult:
+        return context.broker.groups.shard(heartbeat.group_id).submit(
+            lambda machine, now_ms, handle: consumer_requests.heartbeat(machine, heartbeat, now_ms, handle),
+            _heartbeat_response,
+        )
+
+    if heartbeat.topic_regex or len(heartbeat.topic_names or ()) > TOPIC_NAMES_MAX:
+        context.connection.muted = True
+        return _submit_alone(context, submit)
+    return submit()
+
+
+async def _submit_alone(context: RequestContext, submit: Callable[[], DelayedResult]) -> Any:
+    """Submit an expensive heartbeat in a later loop iteration; the next requests of its connection wait for that."""
+    try:
+        (result,) = await map_in_slices(context.broker, lambda _: submit(), [None], 1)
+    finally:
+        context.connection.muted = False
+        context.connection.wake()
+    return await result
 
 
 def _to_heartbeat(

@@ -4,6 +4,7 @@ The rules are in `levada.core.groups.machine`; the handlers convert requests and
 coordinator's record is committed.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import cache
@@ -12,6 +13,7 @@ from uuid import uuid4
 
 from levada.api.registry import handles
 from levada.api.request import AUTHORIZED_OPERATIONS_OMITTED, UNTHROTTLED, RequestContext
+from levada.api.slices import map_in_slices
 from levada.broker.coordinator.gather import gather
 from levada.broker.purgatory import DelayedResult
 from levada.core.groups.classic.draft import JoinResult, SyncResult
@@ -39,6 +41,7 @@ with lazy_imports():
 log = EventLog(__name__)
 
 MILLISECOND = timedelta(milliseconds=1)
+GROUPS_PER_ITERATION = 200  # deleted
 MEMBER_ID_REQUIRED_FROM = 4  # versions of JoinGroup
 SKIP_ASSIGNMENT_FROM = 9
 PROTOCOL_NAMED_FROM = 5  # versions of SyncGroup
@@ -373,27 +376,31 @@ def _described_members(group: ClassicGroup) -> tuple[Any, ...]:
 
 
 @handles("delete_groups", versions=range(3))
-def delete_groups(context: RequestContext, request: "delete_groups_v2.DeleteGroupsRequest") -> DelayedResult:
+async def delete_groups(context: RequestContext, request: "delete_groups_v2.DeleteGroupsRequest") -> Any:
     """Delete groups without members, and their offsets (KIP-229)."""
     response = delete_groups_v2.response
-
-    def deleted(results: dict[str, Any]) -> Any:
-        for group_id, result in results.items():
-            if error_of(result) is ErrorCode.NONE:
+    names = list(dict.fromkeys(request.groups_names))
+    parts = [names[first : first + GROUPS_PER_ITERATION] for first in range(0, len(names), GROUPS_PER_ITERATION)]
+    found: dict[str, Any] = {}
+    for deleted in await map_in_slices(context.broker, lambda some: _delete(context, some), parts, 1):
+        some: dict[str, Any] = await deleted
+        await asyncio.sleep(0)  # between the log lines of two slices
+        for group_id, outcome in some.items():
+            if error_of(outcome) is ErrorCode.NONE:
                 log.info("group deleted", group=group_id, **context.requester.log_fields())
-        return response.DeleteGroupsResponse(
-            throttle_time=UNTHROTTLED,
-            results=tuple(
-                [
-                    response.DeletableGroupResult(group_id=group_id, error_code=error_of(results[group_id]))
-                    for group_id in dict.fromkeys(request.groups_names)
-                ]
-            ),
-        )
+        found |= some
+    return response.DeleteGroupsResponse(
+        throttle_time=UNTHROTTLED,
+        results=tuple(
+            [
+                response.DeletableGroupResult(group_id=group_id, error_code=error_of(found[group_id]))
+                for group_id in names
+            ]
+        ),
+    )
 
+
+def _delete(context: RequestContext, group_ids: Sequence[str]) -> DelayedResult:
     return for_each_group(
-        context,
-        request.groups_names,
-        lambda machine, group_id: (machine.delete_group(group_id), None),
-        deleted,
+        context, group_ids, lambda machine, group_id: (machine.delete_group(group_id), None), lambda found: found
     )

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from itertools import islice
 from typing import Any
 
 from levada.api.registry import handles
 from levada.api.request import UNTHROTTLED, RequestContext
+from levada.api.slices import map_in_slices
 from levada.broker.broker import Broker
 from levada.broker.coordinator.shard import CoordinatorShard
 from levada.broker.purgatory import DelayedResult
@@ -26,6 +28,7 @@ with lazy_imports():
     import kio.schema.init_producer_id.v6 as init_producer_id_v6
 
 MILLISECOND = timedelta(milliseconds=1)
+PARTITIONS_PER_ITERATION = 500  # described
 RETRY_BACKOFFS_S = (0.001, 0.005, 0.02, 0.05, 0.1)
 PRODUCER_FENCED_FROM = {
     "init_producer_id": 4,
@@ -115,19 +118,20 @@ def _init_response(result: InitResult) -> Any:
 
 
 @handles("describe_producers", versions=range(1))
-def describe_producers(
+async def describe_producers(
     context: RequestContext, request: "describe_producers_v0.DescribeProducersRequest"
 ) -> "describe_producers_v0.DescribeProducersResponse":
     """Return the active producers of partitions and their open transactions (KIP-664)."""
     response = describe_producers_v0.response
+    items = [(topic.name, index) for topic in request.topics for index in topic.partition_indexes]
+    found = iter(
+        await map_in_slices(context.broker, lambda item: _producers(context, *item), items, PARTITIONS_PER_ITERATION)
+    )
     return response.DescribeProducersResponse(
         throttle_time=UNTHROTTLED,
         topics=tuple(
             [
-                response.TopicResponse(
-                    name=topic.name,
-                    partitions=tuple([_producers(context, topic.name, index) for index in topic.partition_indexes]),
-                )
+                response.TopicResponse(name=topic.name, partitions=tuple(islice(found, len(topic.partition_indexes))))
                 for topic in request.topics
             ]
         ),

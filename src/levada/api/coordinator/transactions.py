@@ -6,7 +6,7 @@ when the coordinator's record is committed.
 
 from collections.abc import Awaitable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
+from itertools import chain, groupby
 from time import thread_time
 from typing import Any
 
@@ -37,6 +37,7 @@ with lazy_imports():
     import kio.schema.write_txn_markers.v2 as write_txn_markers_v2
 
 MARKERS_PER_ITERATION = 100
+TRANSACTIONS_PER_ITERATION = 1_000  # listed
 MILLISECOND = timedelta(milliseconds=1)
 EPOCH = datetime.fromtimestamp(0, UTC)
 STATE_NAMES = frozenset(status.title for status in Status)
@@ -245,37 +246,38 @@ def _code(result: Any) -> ErrorCode:
 
 
 @handles("list_transactions", versions=range(3))
-def list_transactions(
+async def list_transactions(
     context: RequestContext, request: "list_transactions_v2.ListTransactionsRequest"
 ) -> "list_transactions_v2.ListTransactionsResponse":
     """List the transactional ids of this broker. v1 filters by duration, v2 by a regular expression."""
     response = list_transactions_v2.response
     unknown = [name for name in request.state_filters if name not in STATE_NAMES | UNLISTED_STATES]
-    now_ms = context.broker.clock.now_ms()
-    found = {
-        name: transaction
-        for name, transaction in _transactions(context)
-        if (not request.state_filters or transaction.status.title in request.state_filters)
-        and (not request.producer_id_filters or transaction.producer_id in request.producer_id_filters)
-        and (request.duration_filter < 0 or now_ms - transaction.start_ms > request.duration_filter)
-    }
-    if request.transactional_id_pattern:
-        matching = Pattern(request.transactional_id_pattern).matching(found, thread_time)
-        found = {name: transaction for name, transaction in found.items() if name in matching}
+    pattern = Pattern(request.transactional_id_pattern) if request.transactional_id_pattern else None
+    transactions, now_ms = list(_transactions(context)), context.broker.clock.now_ms()
+
+    def listed(first: int) -> list[Any]:
+        found = {
+            name: transaction
+            for name, transaction in transactions[first : first + TRANSACTIONS_PER_ITERATION]
+            if (not request.state_filters or transaction.status.title in request.state_filters)
+            and (not request.producer_id_filters or transaction.producer_id in request.producer_id_filters)
+            and (request.duration_filter < 0 or now_ms - transaction.start_ms > request.duration_filter)
+        }
+        matching = found if pattern is None else pattern.matching(found, thread_time)
+        return [_listed(name, transaction) for name, transaction in found.items() if name in matching]
+
+    parts = await map_in_slices(context.broker, listed, range(0, len(transactions), TRANSACTIONS_PER_ITERATION), 1)
     return response.ListTransactionsResponse(
         throttle_time=UNTHROTTLED,
         error_code=ErrorCode.NONE,
         unknown_state_filters=tuple(unknown),
-        transaction_states=tuple(
-            [
-                response.TransactionState(
-                    transactional_id=name,
-                    producer_id=transaction.producer_id,
-                    transaction_state=transaction.status.title,
-                )
-                for name, transaction in found.items()
-            ]
-        ),
+        transaction_states=tuple(chain.from_iterable(parts)),
+    )
+
+
+def _listed(name: str, transaction: Transaction) -> Any:
+    return list_transactions_v2.response.TransactionState(
+        transactional_id=name, producer_id=transaction.producer_id, transaction_state=transaction.status.title
     )
 
 

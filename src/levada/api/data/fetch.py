@@ -4,6 +4,9 @@ Records are sent as views of the mapped segments, never copied. A delayed Fetch 
 partitions, and one timer.
 """
 
+from collections.abc import Iterable, Sequence
+
+from levada.api.data.large_fetch import PARTITIONS_PER_ITERATION, LargeFetch
 from levada.api.registry import handles_frames
 from levada.broker.broker import Broker
 from levada.broker.partition.partition import READ_COMMITTED, Partition
@@ -61,7 +64,11 @@ def begin(broker: Broker, connection: Connection, request: FetchRequest, version
         broker.request_metrics.error(FETCH, error.code)
         connection.respond(write_response(version, correlation_id, error.code, NO_SESSION, []))
         return
-    FetchRead(broker, connection, request, context, version, correlation_id).begin()
+    read = FetchRead(broker, connection, request, context, version, correlation_id)
+    if len(context.partitions) > PARTITIONS_PER_ITERATION:
+        LargeFetch(broker, connection, read).begin()
+    else:
+        read.begin()
 
 
 class FetchRead:
@@ -105,33 +112,62 @@ class FetchRead:
         self.found: list[Partition] = []  # the partitions without an error
         self.cold: list[Slice] = []  # what is not in the page cache
 
+    @property
+    def partitions(self) -> Sequence[FetchPartition]:
+        return self._context.partitions
+
+    @property
+    def max_wait_ms(self) -> int:
+        return self._request.max_wait_ms
+
+    @property
+    def missing_bytes(self) -> int:
+        """What is missing of the request's min.bytes; 0 if the response has no reason to wait for it."""
+        request = self._request
+        if self.failed or request.max_wait_ms <= 0 or not self.found:
+            return 0
+        return max(0, request.min_bytes - self.size)
+
     def begin(self) -> None:
         """Respond at once, after reading from the disk, or when the request's min.bytes are there."""
-        request = self._request
-        self.read()
-        missing = request.min_bytes - self.size
+        self.read(self._context.partitions)
+        missing = self.missing_bytes
         if self.cold:
             self._read_ahead()
-        elif missing <= 0 or self.failed or request.max_wait_ms <= 0 or not self.found:
+        elif not missing:
             self._connection.respond(self.encode(), self.size)
         else:
-            self._began = self._broker.request_metrics.delay(FETCH)
-            watched: list[Watched] = list(self.found)
-            if request.isolation_level == READ_COMMITTED:
-                watched = [partition.last_stable_watch for partition in self.found]
+            self.delay()
             delayed = DelayedFetch(self._connection, missing, self.read_again)
-            delayed.watch(watched, request.max_wait_ms, self._broker.call_later)
+            delayed.watch(self.watched(), self._request.max_wait_ms, self._broker.call_later)
             self._connection.respond(delayed)
 
-    def read(self) -> None:
-        """Read each partition, within the limits of the request."""
+    def delay(self) -> None:
+        """Count the time of the request until `complete`."""
+        self._began = self._broker.request_metrics.delay(FETCH)
+
+    def complete(self) -> None:
+        """Count the time since `delay`."""
+        self._broker.request_metrics.complete(FETCH, self._began)
+
+    def watched(self) -> list[Watched]:
+        """What advances when the records that are missing arrive."""
+        if self._request.isolation_level == READ_COMMITTED:
+            return [partition.last_stable_watch for partition in self.found]
+        return list(self.found)
+
+    def reset(self) -> None:
+        """Forget what was read."""
         self._results.clear()
         self._served.clear()
         self.found.clear()
         self.cold.clear()
         self.size, self.failed = 0, False
+
+    def read(self, partitions: Iterable[FetchPartition]) -> None:
+        """Read partitions, within what others have left of the limits of the request."""
         room = min(self._request.max_bytes, self._broker.config.fetch_max_bytes)
-        for wanted in self._context.partitions:
+        for wanted in partitions:
             try:
                 partition = self._broker.route(wanted.topic, wanted.partition, self._version)
                 self._results.append(self._read_partition(partition, wanted, room - self.size))
@@ -173,8 +209,9 @@ class FetchRead:
 
     def read_again(self) -> Response:
         """The response when the wait is over."""
-        self._broker.request_metrics.complete(FETCH, self._began)
-        self.read()
+        self.complete()
+        self.reset()
+        self.read(self._context.partitions)
         return self.encode()
 
     def encode(self) -> Response:
@@ -198,7 +235,7 @@ class FetchRead:
 
     def _read_ahead(self) -> None:
         """Have a thread read cold pages, so that the loop does not wait for the disk; respond then."""
-        self._began = self._broker.request_metrics.delay(FETCH)
+        self.delay()
         delayed = DelayedResponse(self._connection)
         self._connection.respond(delayed)
         self._broker.read_ahead(list(self.cold), lambda: delayed.complete(self.read_again()))

@@ -28,6 +28,7 @@ from levada.wire.compression import DecompressedTooLargeError
 from levada.wire.fast.produce import ProduceRequest
 
 YIELD_RECORDS: Final = 100  # decoded in a thread before the event loop may take the GIL
+COPIED_BYTES_MAX: Final = 1 << 20  # with the GIL
 RATIO_MAX: Final = 64  # records may decompress to so many times max.message.bytes
 
 CheckedRules: TypeAlias = Mapping[tuple[bytes, int], ValidationRules]  # by topic and partition of their batches
@@ -121,7 +122,8 @@ def _prepare(rules: ValidationRules, batch: memoryview, now_ms: int) -> memoryvi
     recompression = rules.recompression
     try:
         if rules.checks_records or is_late or header.record_count >= len(batch):
-            rules.check_records(_yielding_the_gil(iterate(batch, limit_bytes)), now_ms)
+            records = iterate(batch, limit_bytes, copied_bytes_max=COPIED_BYTES_MAX)
+            rules.check_records(_yielding_the_gil(records), now_ms)
         if recompression is None or codec == recompression.codec:
             return batch
         return recompression.in_thread(batch, limit_bytes)

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from levada.api.data.large_batches import NOT_CHECKED, CheckedRules, park_and_prepare
-from levada.api.data.parked_produce import ACKS_NONE, PRODUCE, Append
+from levada.api.data.parked_produce import ACKS_NONE, PARTITIONS_PER_ITERATION, PRODUCE, Append, ParkedProduce
 from levada.api.data.unverified_produce import await_verification
 from levada.api.registry import handles_frames
 from levada.broker.broker import Broker
@@ -142,8 +142,9 @@ def append(
     version: int,
     correlation_id: int,
     began: float | None = None,  # of a request that was parked
-    entries: "Entries | None" = None,  # this and the next: of one whose other batches a thread has prepared
-    checked: CheckedRules = NOT_CHECKED,
+    entries: "Entries | None" = None,  # the results of its other batches
+    checked: CheckedRules = NOT_CHECKED,  # those that a thread has prepared
+    slices: ParkedProduce | None = None,  # if this is a slice of a request for many partitions
 ) -> None:
     """Append the batches of a request, whose positions are those of `view`; respond as its acks demand."""
     acks, timeout_ms, transactional_id, parts = request
@@ -152,6 +153,10 @@ def append(
         if await_verification(broker, connection, view, request, version, resume):
             return
     now_ms, entries = broker.clock.now_ms(), [] if entries is None else entries
+    if len(parts) > PARTITIONS_PER_ITERATION:
+        resume = _resume(broker, connection, version, correlation_id, entries, checked)
+        ParkedProduce(broker, connection, view, request, resume, began).resume_in_slices()
+        return
     for topic, index, start, end in parts:
         try:
             partition = broker.route(topic, index, version)
@@ -163,7 +168,8 @@ def append(
         except KafkaError as error:
             _fail(broker, entries, topic, index, error)
         except LargeBatchError:
-            rest = request._replace(partitions=parts[parts.index((topic, index, start, end)) :])
+            following = [] if slices is None else slices.end_slices()
+            rest = request._replace(partitions=parts[parts.index((topic, index, start, end)) :] + following)
             resume = _resume(broker, connection, version, correlation_id, entries)
             park_and_prepare(broker, connection, view, rest, version, resume, partial(_fail, broker, entries), began)
             return
@@ -171,6 +177,8 @@ def append(
             append_ms = now_ms if partition.rules.log_append_time else -1
             batch = topic, partition, base_offset, partition.log.next_offset, append_ms
             entries.append(new_tuple(AppendedBatch, batch))
+    if slices is not None and slices.following:
+        return
     if acks == ACKS_NONE:
         _close_if_failed(broker, connection, entries, began)
     else:
@@ -178,10 +186,23 @@ def append(
 
 
 def _resume(
-    broker: Broker, connection: Connection, version: int, correlation_id: int, entries: "Entries | None" = None
+    broker: Broker,
+    connection: Connection,
+    version: int,
+    correlation_id: int,
+    entries: "Entries | None" = None,
+    checked: CheckedRules = NOT_CHECKED,
 ) -> Append:
     """Return how a parked Produce continues."""
-    return partial(append, broker, connection, version=version, correlation_id=correlation_id, entries=entries)
+    return partial(
+        append,
+        broker,
+        connection,
+        version=version,
+        correlation_id=correlation_id,
+        entries=entries,
+        checked=checked,
+    )
 
 
 def _close_if_failed(broker: Broker, connection: Connection, entries: Entries, began: float | None) -> None:

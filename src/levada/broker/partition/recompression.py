@@ -51,6 +51,8 @@ class Recompression:
 
         Raises CORRUPT_MESSAGE, and MESSAGE_TOO_LARGE at once: a small batch may decompress to a large one.
         """
+        if self.codec is Codec.NONE:
+            limit_bytes = min(limit_bytes, self.message_bytes_max)
         recompressed = recompress(batch, self.codec, self.level, limit_bytes)
         if len(recompressed) > self.message_bytes_max:
             detail = f"a batch of {len(recompressed)} bytes as {self.codec.name.lower()}, the codec of the topic; "
