@@ -22,8 +22,8 @@ from levada.cli.options import (
     with_client,
 )
 from levada.cli.output import Output, Row, emit, emit_each, size_text, table, wants_color
+from levada.cli.records.trim import offset_range, plan_trim
 from levada.cli.settings import ClientProperties, parse_settings
-from levada.cli.trim import offset_range, plan_trim
 from levada.errors import ErrorCode, KafkaError
 from levada.model import TopicPartition
 

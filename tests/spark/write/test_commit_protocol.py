@@ -125,7 +125,7 @@ def says_what_is_lost(seed: int, bugs: Bugs | None = None) -> bool:
     return missing <= world.lost and len(set(world.visible)) == len(world.visible) and not world.open()
 
 
-def test_a_committed_batch_that_was_aborted_after_days_is_never_lost_in_silence() -> None:
+def test_a_committed_batch_that_was_aborted_after_days_is_refused() -> None:
     worlds = [run(seed, days_pass=True) for seed in range(SEEDS)]
     assert any(world.lost for world, _ in worlds) and not all(world.lost for world, _ in worlds)
     assert [seed for seed in range(SEEDS) if not says_what_is_lost(seed)] == []

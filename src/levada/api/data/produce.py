@@ -148,14 +148,11 @@ def append(
 ) -> None:
     """Append the batches of a request, whose positions are those of `view`; respond as its acks demand."""
     acks, timeout_ms, transactional_id, parts = request
-    if transactional_id is not None and began is None:
-        resume = _resume(broker, connection, version, correlation_id)
-        if await_verification(broker, connection, view, request, version, resume):
-            return
+    if transactional_id is not None and _parked(broker, connection, view, request, version, correlation_id, began):
+        return
     now_ms, entries = broker.clock.now_ms(), [] if entries is None else entries
     if len(parts) > PARTITIONS_PER_ITERATION:
-        resume = _resume(broker, connection, version, correlation_id, entries, checked)
-        ParkedProduce(broker, connection, view, request, resume, began).resume_in_slices()
+        _append_in_slices(broker, connection, view, request, version, correlation_id, began, entries, checked)
         return
     for topic, index, start, end in parts:
         try:
@@ -165,24 +162,87 @@ def append(
             if version < ZSTD_FROM:
                 _check_codec(view, start, end, partition)
             base_offset = partition.append(view, start, end, now_ms, checked[topic, index] if checked else None)
-        except KafkaError as error:
-            _fail(broker, entries, topic, index, error)
-        except LargeBatchError:
-            following = [] if slices is None else slices.end_slices()
-            rest = request._replace(partitions=parts[parts.index((topic, index, start, end)) :] + following)
-            resume = _resume(broker, connection, version, correlation_id, entries)
-            park_and_prepare(broker, connection, view, rest, version, resume, partial(_fail, broker, entries), began)
-            return
-        else:
             append_ms = now_ms if partition.rules.log_append_time else -1
             batch = topic, partition, base_offset, partition.log.next_offset, append_ms
             entries.append(new_tuple(AppendedBatch, batch))
-    if slices is not None and slices.following:
-        return
-    if acks == ACKS_NONE:
-        _close_if_failed(broker, connection, entries, began)
+        except KafkaError as error:
+            _fail(broker, entries, topic, index, error)
+        except LargeBatchError:
+            at = parts.index((topic, index, start, end))
+            _park(broker, connection, view, request, at, version, correlation_id, began, entries, slices)
+            return
+    if acks == ACKS_NONE or slices is not None:
+        _end(broker, connection, request, version, correlation_id, began, entries, slices)
     else:
         connection.respond(DelayedProduce(broker, connection, version, correlation_id, timeout_ms, entries, began))
+
+
+def _parked(
+    broker: Broker,
+    connection: Connection,
+    view: memoryview,
+    request: ProduceRequest,
+    version: int,
+    correlation_id: int,
+    began: float | None,
+) -> bool:
+    """Whether a transactional request was parked now, until its transaction is verified."""
+    resume = _resume(broker, connection, version, correlation_id)
+    return began is None and await_verification(broker, connection, view, request, version, resume)
+
+
+def _append_in_slices(
+    broker: Broker,
+    connection: Connection,
+    view: memoryview,
+    request: ProduceRequest,
+    version: int,
+    correlation_id: int,
+    began: float | None,
+    entries: Entries,
+    checked: CheckedRules,
+) -> None:
+    """Park a request for many partitions, and append it in the next loop iterations."""
+    resume = _resume(broker, connection, version, correlation_id, entries, checked)
+    ParkedProduce(broker, connection, view, request, resume, began).resume_in_slices()
+
+
+def _park(
+    broker: Broker,
+    connection: Connection,
+    view: memoryview,
+    request: ProduceRequest,
+    first: int,
+    version: int,
+    correlation_id: int,
+    began: float | None,
+    entries: Entries,
+    slices: ParkedProduce | None,
+) -> None:
+    """Park the batches of a request from `first` on, which is a large one, until a thread has prepared them."""
+    rest = request.partitions[first:] + ([] if slices is None else slices.end_slices())
+    resume, fail = _resume(broker, connection, version, correlation_id, entries), partial(_fail, broker, entries)
+    park_and_prepare(broker, connection, view, request._replace(partitions=rest), version, resume, fail, began)
+
+
+def _end(
+    broker: Broker,
+    connection: Connection,
+    request: ProduceRequest,
+    version: int,
+    correlation_id: int,
+    began: float | None,
+    entries: Entries,
+    slices: ParkedProduce | None,
+) -> None:
+    """Respond to the last slice of a request; without acks there is no response."""
+    if slices is not None and slices.following:
+        return
+    if request.acks == ACKS_NONE:
+        _close_if_failed(broker, connection, entries, began)
+        return
+    delayed = DelayedProduce(broker, connection, version, correlation_id, request.timeout_ms, entries, began)
+    connection.respond(delayed)
 
 
 def _resume(

@@ -64,7 +64,7 @@ def archive(small_mb: int, retention_minutes: float | None, **given: Any) -> Non
       levada pipeline run archive --topic orders --to ./lake --once
       levada pipeline run archive --topic orders --to ./tables/orders --format delta
       levada pipeline run archive --topic orders --to hdfs://namenode/lake --every '1 minute'
-      levada pipeline run archive --topic orders --to s3a://bucket/lake --conf ...  (docs/lakes.md#s3)
+      levada pipeline run archive --topic orders --to s3a://bucket/lake  # with --conf: docs/lakes.md#s3
     """
     if given["table"] is not None and (given["lake_format"] == "delta" or is_delta(given["to"])):
         raise click.UsageError("--table needs a Parquet lake: without jars Spark's catalog does not keep a Delta table")

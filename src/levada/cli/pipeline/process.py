@@ -60,8 +60,7 @@ def run_pipeline(
     """
     name, home, master, conf = (given.pop(key) for key in ("name", "home", "master", "conf"))
     properties: ClientProperties = given.pop("properties")
-    more = parse_settings(given.pop("more"), "--option")
-    options = properties.spark_options() | more
+    options = properties.spark_options() | (more := parse_settings(given.pop("more"), "--option"))
 
     def check_before() -> None:
         _check_options(options, sink=sink)

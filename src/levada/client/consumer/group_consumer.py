@@ -81,8 +81,7 @@ class GroupConsumer(Consumer):
     ) -> None:
         _check(topics, pattern, delivery)
         super().__init__(client, topics=topics, **options)
-        self._pattern = pattern
-        self._delivery = delivery
+        self._pattern, self._delivery = pattern, delivery
         self._commit_interval_s = commit_interval_ms / 1000
         self._on_assign, self._on_revoke, self._on_lost = on_assign, on_revoke, on_lost
         self._loop = asyncio.get_running_loop()
