@@ -1,16 +1,15 @@
 """Produce: appends the batches of a request to their logs, and responds once they are acknowledged as acks demands."""
 
 from asyncio import TimerHandle
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from levada.api.data.large_batches import NOT_CHECKED, CheckedRules, park_and_prepare
-from levada.api.data.parked_produce import ACKS_NONE, PARTITIONS_PER_ITERATION, PRODUCE, Append, ParkedProduce
-from levada.api.data.unverified_produce import await_verification
+from levada.api.data.large_batches import NOT_CHECKED, CheckedRules
+from levada.api.data.parked_produce import ACKS_NONE, PARTITIONS_PER_ITERATION, PRODUCE, ParkedProduce
+from levada.api.data.produce_parking import fail, is_unverified, park_in_slices, park_large
 from levada.api.registry import handles_frames
 from levada.broker.broker import Broker
 from levada.broker.partition.partition import Partition
-from levada.broker.partition.record_validation import InvalidRecordsError, LargeBatchError
+from levada.broker.partition.record_validation import LargeBatchError
 from levada.broker.purgatory import PENDING, DelayedResponse
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
@@ -147,12 +146,12 @@ def append(
     slices: ParkedProduce | None = None,  # if this is a slice of a request for many partitions
 ) -> None:
     """Append the batches of a request, whose positions are those of `view`; respond as its acks demand."""
-    acks, timeout_ms, transactional_id, parts = request
-    if transactional_id is not None and _parked(broker, connection, view, request, version, correlation_id, began):
+    acks, timeout_ms, txn_id, parts = request
+    if txn_id is not None and is_unverified(append, broker, connection, view, request, version, correlation_id, began):
         return
     now_ms, entries = broker.clock.now_ms(), [] if entries is None else entries
     if len(parts) > PARTITIONS_PER_ITERATION:
-        _append_in_slices(broker, connection, view, request, version, correlation_id, began, entries, checked)
+        park_in_slices(append, broker, connection, view, request, version, correlation_id, began, entries, checked)
         return
     for topic, index, start, end in parts:
         try:
@@ -166,63 +165,15 @@ def append(
             batch = topic, partition, base_offset, partition.log.next_offset, append_ms
             entries.append(new_tuple(AppendedBatch, batch))
         except KafkaError as error:
-            _fail(broker, entries, topic, index, error)
+            fail(broker, entries, topic, index, error)
         except LargeBatchError:
             at = parts.index((topic, index, start, end))
-            _park(broker, connection, view, request, at, version, correlation_id, began, entries, slices)
+            park_large(append, broker, connection, view, request, at, version, correlation_id, began, entries, slices)
             return
     if acks == ACKS_NONE or slices is not None:
         _end(broker, connection, request, version, correlation_id, began, entries, slices)
     else:
         connection.respond(DelayedProduce(broker, connection, version, correlation_id, timeout_ms, entries, began))
-
-
-def _parked(
-    broker: Broker,
-    connection: Connection,
-    view: memoryview,
-    request: ProduceRequest,
-    version: int,
-    correlation_id: int,
-    began: float | None,
-) -> bool:
-    """Whether a transactional request was parked now, until its transaction is verified."""
-    resume = _resume(broker, connection, version, correlation_id)
-    return began is None and await_verification(broker, connection, view, request, version, resume)
-
-
-def _append_in_slices(
-    broker: Broker,
-    connection: Connection,
-    view: memoryview,
-    request: ProduceRequest,
-    version: int,
-    correlation_id: int,
-    began: float | None,
-    entries: Entries,
-    checked: CheckedRules,
-) -> None:
-    """Park a request for many partitions, and append it in the next loop iterations."""
-    resume = _resume(broker, connection, version, correlation_id, entries, checked)
-    ParkedProduce(broker, connection, view, request, resume, began).resume_in_slices()
-
-
-def _park(
-    broker: Broker,
-    connection: Connection,
-    view: memoryview,
-    request: ProduceRequest,
-    first: int,
-    version: int,
-    correlation_id: int,
-    began: float | None,
-    entries: Entries,
-    slices: ParkedProduce | None,
-) -> None:
-    """Park the batches of a request from `first` on, which is a large one, until a thread has prepared them."""
-    rest = request.partitions[first:] + ([] if slices is None else slices.end_slices())
-    resume, fail = _resume(broker, connection, version, correlation_id, entries), partial(_fail, broker, entries)
-    park_and_prepare(broker, connection, view, request._replace(partitions=rest), version, resume, fail, began)
 
 
 def _end(
@@ -243,26 +194,6 @@ def _end(
         return
     delayed = DelayedProduce(broker, connection, version, correlation_id, request.timeout_ms, entries, began)
     connection.respond(delayed)
-
-
-def _resume(
-    broker: Broker,
-    connection: Connection,
-    version: int,
-    correlation_id: int,
-    entries: "Entries | None" = None,
-    checked: CheckedRules = NOT_CHECKED,
-) -> Append:
-    """Return how a parked Produce continues."""
-    return partial(
-        append,
-        broker,
-        connection,
-        version=version,
-        correlation_id=correlation_id,
-        entries=entries,
-        checked=checked,
-    )
 
 
 def _close_if_failed(broker: Broker, connection: Connection, entries: Entries, began: float | None) -> None:
@@ -290,10 +221,3 @@ def _check_codec(view: memoryview, start: int, end: int, partition: Partition) -
     is_zstd = end - start > HEADER_BYTES and view[start + CODEC_AT] & CODEC_MASK == Codec.ZSTD
     if is_zstd and (own is None or own.codec is not Codec.ZSTD):
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7 or later")
-
-
-def _fail(broker: Broker, entries: Entries, topic: bytes, index: int, error: KafkaError) -> None:
-    broker.request_metrics.error(PRODUCE, error.code)
-    record_errors = tuple(error.record_errors) if isinstance(error, InvalidRecordsError) else ()
-    result = PartitionResult(topic, index, error.code, error_message=error.detail or None, record_errors=record_errors)
-    entries.append(result)
