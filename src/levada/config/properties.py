@@ -27,11 +27,11 @@ IGNORED: Final = {
     "sasl.": "SASL is not available yet, and no listener uses it",
     "security.": "only PLAINTEXT is available yet",
     "delegation.token.": "delegation tokens are not available",
-    "zookeeper.": "this node keeps its metadata in a file of its own",
+    "zookeeper.": "it is not available",
     "process.roles": "every Levada node is broker and controller",
     "controller.": "one node needs no quorum",
     "controlled.shutdown.enable": "every shutdown is controlled",
-    "metadata.": "metadata is kept in a file of its own",
+    "metadata.": "there is no metadata quorum, but a file or ZooKeeper",
     "broker.": "one node needs no heartbeat",
     "inter.broker.listener.name": "there is one node",
     "num.network.threads": "one thread serves the network",
@@ -107,6 +107,8 @@ def unknown_setting(name: str, text: str, known: Mapping[str, object]) -> str:
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name}: there is no such setting{hint}")
     if name == "authorizer.class.name" and text.strip():
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name}: access control is not available yet")
+    if name == "zookeeper.ssl.client.enable" and text.strip().lower() == "true":
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name}: TLS to ZooKeeper is not available yet")
     why = ignored_because(name)
     return f"{name} has no effect: {why}" if why else f"{name} is not a setting and has no effect{hint}"
 

@@ -173,6 +173,19 @@ def test_missing_metadata_is_named(data: Path, capsys: pytest.CaptureFixture[str
     assert run(["log", "repair", str(data), "--accept-loss"]) == 1
 
 
+def test_metadata_may_be_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a file that brokers share, or in ZooKeeper, which is not read."""
+    data, shared = tmp_path / "data", tmp_path / "shared.db"
+    with BrokerThread(data, levada_metadata_file=shared, **SETTINGS) as broker:
+        broker.create("a", 2)
+    assert run(["log", "check", str(data)]) == 1
+    for metadata in (str(shared), "zookeeper"):
+        assert run(["log", "check", str(data), "--metadata", metadata]) == 0
+    shutil.rmtree(data / "a-1")
+    assert run(["log", "check", str(data), "--metadata", str(shared)]) == 1
+    assert "a-1" in capsys.readouterr().out
+
+
 def test_log_dirs_that_were_exchanged_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     with BrokerThread(one, other, **SETTINGS) as broker:

@@ -28,6 +28,13 @@ HANGING = (
     "levada txn list --hanging --topic {topic}, and: levada txn abort --hanging --topic {topic}"
 )
 
+ZOOKEEPER = "zookeeper"
+metadata_option = click.option(
+    "--metadata",
+    metavar=f"FILE|{ZOOKEEPER}",
+    help=f"The metadata: levada.metadata.file, or {ZOOKEEPER}, which is not read: missing partitions are not noticed "
+    f"then.  [default: {METADATA_FILE} in the first directory]",
+)
 directories = click.argument(
     "directories", metavar="DIR...", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False)
 )
@@ -46,8 +53,9 @@ def log() -> None:
 
 @log.command()
 @directories
+@metadata_option
 @output_option
-def check(directories: tuple[str, ...], output: Output) -> None:
+def check(directories: tuple[str, ...], metadata: str | None, output: Output) -> None:
     """Read all logs of the data directories (log.dirs) and list all damage; nothing is changed.
 
     Each line names the partition, the file, the position of the first invalid byte, what is wrong, what is lost and
@@ -62,7 +70,7 @@ def check(directories: tuple[str, ...], output: Output) -> None:
 
     with ExitStack() as stack:
         checks = _open(directories, ReadOnlyDisk(), stack)
-        findings = [finding for one in _run(checks) for finding in one]
+        findings = [finding for one in _run(checks, metadata) for finding in one]
     _print(findings, output)
     if findings:
         raise click.exceptions.Exit(1)
@@ -71,8 +79,9 @@ def check(directories: tuple[str, ...], output: Output) -> None:
 @log.command()
 @directories
 @click.option("--accept-loss", is_flag=True, help="Also repair what gives up records; lists what is lost.")
+@metadata_option
 @output_option
-def repair(directories: tuple[str, ...], accept_loss: bool, output: Output) -> None:
+def repair(directories: tuple[str, ...], accept_loss: bool, metadata: str | None, output: Output) -> None:
     """Repair the damage that `levada log check` lists.
 
     Without --accept-loss only what costs no record is repaired: indexes, entries of checkpoints, invalid bytes after
@@ -90,7 +99,7 @@ def repair(directories: tuple[str, ...], accept_loss: bool, output: Output) -> N
 
     with ExitStack() as stack:
         checks = _open(directories, OsDisk(), stack)
-        findings = [finding for one in _run(checks) for finding in one]
+        findings = [finding for one in _run(checks, metadata) for finding in one]
         _print(findings, output)
         remaining = any(finding.partition == "-" and finding.repair.startswith(NOT_POSSIBLE) for finding in findings)
         for one in checks:
@@ -129,12 +138,15 @@ def _open(paths: tuple[str, ...], disk: "OsDisk", stack: ExitStack) -> "list[Log
     return checks
 
 
-def _run(checks: "list[LogDirCheck]") -> "Iterator[Iterator[Finding]]":
+def _run(checks: "list[LogDirCheck]", metadata: str | None) -> "Iterator[Iterator[Finding]]":
     """Check one data directory after the other."""
     from levada.storage.log_check import find_missing, not_given
 
-    topics = _partitions(checks)
-    yield _metadata_findings(checks)
+    paths = [metadata] if metadata else [os.path.join(one.log_dir.path, METADATA_FILE) for one in checks]
+    topics: Topics = {}
+    if metadata != ZOOKEEPER:
+        topics = _partitions(checks, paths)
+        yield _metadata_findings(checks, paths)
     missing = find_missing([one.log_dir for one in checks], topics)
     yield (not_given(*each) for each in missing.not_given.items())
     progress = _Progress()
@@ -142,18 +154,17 @@ def _run(checks: "list[LogDirCheck]") -> "Iterator[Iterator[Finding]]":
         yield one.run(topics, missing, progress)
 
 
-def _metadata_findings(checks: "list[LogDirCheck]") -> "Iterator[Finding]":
+def _metadata_findings(checks: "list[LogDirCheck]", paths: list[str]) -> "Iterator[Finding]":
     """Yield the metadata if it is not in the first data directory: a broker with partitions does not start then."""
     from levada.storage.log_check import no_metadata
 
-    paths = [os.path.join(one.log_dir.path, METADATA_FILE) for one in checks]
     found = [path for path in paths if os.path.exists(path)]
     if found[:1] != paths[:1] and any(one.log_dir.partitions() for one in checks):
         yield no_metadata(paths[0], found)
 
 
-def _partitions(checks: "list[LogDirCheck]") -> "Topics":
-    """The partitions that the broker has in log dirs, from the metadata in the first data directory that has some."""
+def _partitions(checks: "list[LogDirCheck]", paths: list[str]) -> "Topics":
+    """The partitions that the broker has in log dirs, from the first of the paths that has metadata."""
     from levada.core.cluster.image import UNASSIGNED, TopicChanged
     from levada.core.cluster.metadata_records import decode
     from levada.core.cluster.topic_names import is_internal
@@ -162,14 +173,14 @@ def _partitions(checks: "list[LogDirCheck]") -> "Topics":
     from levada.model import TopicPartition
     from levada.storage.log_check import Assignment
 
-    for one in checks:
-        path = os.path.join(one.log_dir.path, METADATA_FILE)
+    owner = checks[0].log_dir.owner
+    for path in paths:
         if os.path.exists(path):
             try:
                 changes = [decode(record.key, record.value) for record in read_closed_store(path)]
             except (StoreError, ValueError) as error:
                 raise CommandError(f"{path} cannot be read: {error}") from error
-            default = _default_cleanup_policy(changes, one.log_dir.owner)
+            default = _default_cleanup_policy(changes, owner)
             return {
                 TopicPartition(change.topic.name, index): Assignment(
                     change.topic.id,
@@ -179,8 +190,7 @@ def _partitions(checks: "list[LogDirCheck]") -> "Topics":
                 for change in changes
                 if isinstance(change, TopicChanged)
                 for index, state in enumerate(change.topic.partitions)
-                if str(state.leader) == one.log_dir.owner
-                and (assigned := state.directory_of(state.leader)) != UNASSIGNED
+                if str(state.leader) == owner and (assigned := state.directory_of(state.leader)) != UNASSIGNED
             }
     return {}
 
