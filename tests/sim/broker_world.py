@@ -100,6 +100,7 @@ class SimBroker:
         self.tasks = SimTasks()
         self.image_listeners: list[Callable[[ClusterImage, ClusterImage], None]] = []
         self.partition_listeners: list[Callable[[Partition], None]] = []
+        self.leadership_listeners: list[Callable[[Partition], None]] = []
         self.partitions: dict[TopicPartitionKey, Partition] = {}
         self.timers: list[Timer] = []
         self.coordinator_metrics = CoordinatorMetrics()
@@ -193,8 +194,12 @@ class BrokerWorld:
                 clean=clean,
                 recovery_point=self.recovery_points.get((topic, index), 0),
             )
-            self.broker.partitions[topic, index] = Partition(topic, UUID(int=1), index, 0, log, context)
+            partition = Partition(topic, UUID(int=1), index, 0, log, context)
+            self.broker.partitions[topic, index] = partition
         self.broker.follow(self.image)
+        for listener in self.broker.leadership_listeners:
+            for partition in self.broker.partitions.values():
+                listener(partition)
         self.end_iteration()
 
     def sync_soon(self, partition: Partition) -> None:

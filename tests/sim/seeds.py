@@ -50,6 +50,8 @@ class Invariant(Enum):
     LATEST_OF_A_KEY = "the latest committed record of each key survives compaction"
     DELETED_KEYS = "a deleted key does not come back"
     TOMBSTONES = "a tombstone stays for delete.retention.ms"
+    REPLICATION = "every leader has all records that were acknowledged with acks=all"
+    COMMITTED_RECORDS = "a record below a high watermark is the same on all replicas, for ever"
     UNCLEANED_RECORDS = "records that were never cleaned are all there"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.sim.compaction import test_cleaner
 from tests.sim.groups import test_planted as test_groups_planted
 from tests.sim.partition import test_planted
+from tests.sim.replication import test_planted as test_replication_planted
 from tests.sim.seeds import Invariant
 from tests.sim.transactions import test_planted as test_transactions_planted
 
@@ -16,6 +17,7 @@ WORLDS: dict[str, Iterable[Callable[..., object]]] = {
     "transactions": test_transactions_planted.PLANTS,
     "groups and offsets": test_groups_planted.PLANTS,
     "compaction": test_cleaner.PLANTS,
+    "replication": test_replication_planted.PLANTS,
 }
 
 

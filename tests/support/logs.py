@@ -51,7 +51,9 @@ def make_batch(
 def open_log(folder: Path | str, clean: bool = True, handles: FileHandleCache | None = None, **options: object) -> Log:
     """A log of small segments and close index entries, unless the options say otherwise."""
     known: dict[str, Any] = {
-        name: options.pop(name) for name in ("recovery_point", "log_start_offset", "power_lost") if name in options
+        name: options.pop(name)
+        for name in ("recovery_point", "log_start_offset", "power_lost", "may_have_gaps")
+        if name in options
     }
     config = topic_config(**({"index_interval_bytes": 100} | options))
     return Log.open(str(folder), config, QuickDisk(), now_ms=NOW_MS, clean=clean, handles=handles, **known)

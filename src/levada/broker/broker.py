@@ -1,4 +1,4 @@
-"""One broker: holds the cluster image, the partitions that it leads and the coordinators, for all handlers.
+"""One broker: holds the cluster image, the replicas on it and the coordinators, for all handlers.
 
 It is level-triggered: `reconcile` compares the image with the open partitions, and the reconciler makes them agree,
 whatever happened in between.
@@ -7,7 +7,7 @@ whatever happened in between.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
@@ -22,11 +22,13 @@ from levada.broker.partition.partition import Partition, PartitionContext
 from levada.broker.partition.routes import PartitionRoutes
 from levada.broker.producer_ids import ProducerIds
 from levada.broker.reconciler import Reconciler
+from levada.broker.replication.replication import Replication
 from levada.broker.tasks import Tasks
 from levada.clock import Clock
 from levada.config.broker import BrokerConfig
 from levada.config.topic import TopicConfig
 from levada.core.cluster.image import ClusterImage, TopicImage
+from levada.core.cluster.isr import AlterPartition
 from levada.core.cluster.topic_names import is_internal
 from levada.core.partition.fetch_sessions import FetchSessions
 from levada.errors import ErrorCode, KafkaError
@@ -74,7 +76,10 @@ class Broker:
         self.opened_partitions = Counter[str]()  # by topic, so that caches notice them
         # Called with the former and the new image; the partitions of new topics are opened afterwards.
         self.image_listeners: list[Callable[[ClusterImage, ClusterImage], None]] = []
-        self.partition_listeners: list[Callable[[Partition], None]] = []  # called with each partition that is open
+        self.partition_listeners: list[Callable[[Partition], None]] = []  # called with each replica that is open
+        # Called with each partition that this broker begins to lead in a new epoch, or leads no longer.
+        self.leadership_listeners: list[Callable[[Partition], None]] = []
+        self.replication = Replication(self)
         self.groups = group_coordinators(self)
         self.transactions = transaction_coordinators(self)
         # By FindCoordinator's key type.
@@ -96,8 +101,8 @@ class Broker:
     # Finding partitions.
 
     def _not_served(self, name: str, index: int) -> KafkaError:
-        if self.image.topics[name].partitions[index].leader != self.node_id:
-            return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another broker leads this partition")
+        if self.node_id not in self.image.topics[name].partitions[index].replicas:
+            return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this broker has no replica of this partition")
         offline = self.log_dirs.offline_logs.get(TopicPartition(name, index))
         if offline is None:
             return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"the log of {name}-{index} is being opened")
@@ -117,12 +122,14 @@ class Broker:
     def reconcile(self, image: ClusterImage) -> None:
         """Begin to open, configure and delete partitions until they agree with the image."""
         former, self.image = self.image, image
+        self.replication.image_changed(former, image)
         if self._open:
             self._reconcile(former, image)
 
     def open(self) -> None:
-        """Begin to open every partition of the image; from then on each image is reconciled."""
+        """Begin to open every replica of the image; from then on each image is reconciled."""
         self._open = True
+        self.replication.start()
         self._reconcile(ClusterImage(), self.image)
 
     async def opened(self) -> None:
@@ -138,12 +145,32 @@ class Broker:
                 changed.append(name)
         defaults_changed = former.broker_configs != image.broker_configs
         for name, topic in image.topics.items():
-            if defaults_changed or former.topics.get(name) is not topic:
+            known = former.topics.get(name)
+            if defaults_changed or known is not topic:
                 self._route(topic)
+                self._apply_roles(known, topic)
                 changed.append(name)
         for listener in self.image_listeners:
             listener(former, image)
         self._reconciler.topics_changed(dict.fromkeys(changed))
+
+    def _apply_roles(self, former: TopicImage | None, topic: TopicImage) -> None:
+        """Give the open partitions of a topic their roles; those that are not open yet get them then."""
+        known = () if former is None or former.id != topic.id else former.partitions
+        for index, state in enumerate(topic.partitions):
+            if index >= len(known) or known[index] is not state:
+                partition = self.partitions.get((topic.name, index))
+                if partition is not None:
+                    self.replication.apply(partition, state)
+
+    def leadership_changed(self, partition: Partition) -> None:
+        """Notify of a new leader epoch, or of the end of this broker's leadership."""
+        for listener in self.leadership_listeners:
+            listener(partition)
+
+    async def alter_partitions(self, commands: Sequence[AlterPartition]) -> list[KafkaError | None]:
+        """Commit ISR changes of partitions that this broker leads; return the error of each."""
+        return (await self.controller.submit_all(commands)).errors
 
     def topic_config(self, topic: TopicImage) -> TopicConfig:
         """The settings of a topic: its own, the cluster's, the defaults."""
@@ -168,7 +195,7 @@ class Broker:
         self._routes.set(name, topic.id, [partitions.get((name, index)) for index in range(len(topic.partitions))])
 
     def serve(self, partition: Partition) -> None:
-        """Route requests to a partition that is open now."""
+        """Route requests to a replica that is open now, and give it its role."""
         self.partitions[partition.topic, partition.index] = partition
         ids = (producer_id for producer_id, _ in partition.producers.items())
         self.producer_ids.exclude(f"{partition.topic}-{partition.index}", ids, self.image)
@@ -176,16 +203,29 @@ class Broker:
         self._routes.serve(partition)
         for listener in self.partition_listeners:
             listener(partition)
+        self.replication.apply(partition, self.image.topics[partition.topic].partitions[partition.index])
 
     def _delete(self, topic: TopicImage) -> None:
         self._routes.remove(topic.name, topic.id)
         self.opened_partitions.pop(topic.name, None)
         names = [(topic.name, index) for index in range(len(topic.partitions))]
         partitions = [self.partitions.pop(name) for name in names if name in self.partitions]
+        self._forget(partitions)
+        self._reconciler.delete(topic, partitions)
+
+    def remove_replica(self, partition: Partition) -> None:
+        """Serve a replica no longer, because the image does not assign it to this broker."""
+        del self.partitions[partition.topic, partition.index]
+        self._route(self.image.topics[partition.topic])
+        self._forget([partition])
+        partition.follow(partition.leader_epoch)
+        self.leadership_changed(partition)
+
+    def _forget(self, partitions: Iterable[Partition]) -> None:
         for partition in partitions:
+            self.replication.forget(partition)
             for counter, count in traffic(partition).items():
                 self.deleted_traffic[counter] += count
-        self._reconciler.delete(topic, partitions)
 
     # Work in threads.
 
@@ -212,6 +252,7 @@ class Broker:
         self._open = False  # a change of the metadata begins no work on logs now
         for coordinators in self.coordinators.values():
             coordinators.close()
+        self.replication.close()
         await self.tasks.stop()
         await self.controller.stop()
         self._readers.shutdown(wait=True, cancel_futures=True)

@@ -7,8 +7,10 @@ are already in the image, and the command is decided again.
 
 import asyncio
 import base64
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
@@ -43,6 +45,8 @@ from levada.model import Requester
 log = EventLog(__name__)
 
 ATTEMPTS_MAX: Final = 20
+ACQUIRE_RETRY_S: Final = 0.2
+REGISTRATION_RETRY_S: Final = 1.0
 RESERVED_IDS: Final = (UUID(int=0), UUID(int=1))  # Kafka's "no id" and its metadata topic
 
 
@@ -70,6 +74,7 @@ class Controller:
         self._lock = asyncio.Lock()
         self._pending: list[MetadataUpdate] | None = []  # received during the start
         self._lease: Lease | None = None  # held while this process is the only one with this broker id
+        self._registration: asyncio.Task[None] | None = None  # again, after the lease was lost
 
     async def start(self, broker: BrokerImage, cluster_id: str | None = None) -> None:
         """Read the store, create the cluster if the store is new, and register this broker.
@@ -78,7 +83,7 @@ class Controller:
         """
         try:
             snapshot = await self._store.open(self._on_change)
-            self._lease = await self._store.acquire(f"/brokers/{broker.id}", self._lease_lost)
+            self._lease = await self._acquire(broker, self._store.dead_session_timeout_s)
             if self._lease is None:
                 raise KafkaError(
                     ErrorCode.DUPLICATE_BROKER_REGISTRATION,
@@ -139,7 +144,43 @@ class Controller:
 
     async def stop(self) -> None:
         """Close the store."""
+        if self._registration is not None:
+            self._registration.cancel()
+            await asyncio.wait((self._registration,))
         await self._store.close()
+
+    async def _acquire(self, broker: BrokerImage, timeout_s: float) -> Lease | None:
+        """Acquire the lease of a broker id; wait for the end of a former process's session."""
+        loop = asyncio.get_running_loop()
+        deadline, is_logged = loop.time() + timeout_s, False
+        while True:
+            name, lost = f"/brokers/ids/{broker.id}", partial(self._lease_lost, broker)
+            lease = await self._store.acquire(name, b"{}", lost)
+            if lease is not None or loop.time() >= deadline:
+                return lease
+            if not is_logged:
+                log.info("waiting for the end of another session with this node.id", node_id=broker.id)
+                is_logged = True
+            await asyncio.sleep(ACQUIRE_RETRY_S)
+
+    def _lease_lost(self, broker: BrokerImage) -> None:
+        log.error("session of the metadata store lost, registering again", node_id=broker.id)
+        self._lease = None
+        if self._registration is None or self._registration.done():
+            self._registration = asyncio.get_running_loop().create_task(self._register_again(broker))
+
+    async def _register_again(self, broker: BrokerImage) -> None:
+        while True:
+            try:
+                if self._lease is None:
+                    self._lease = await self._acquire(broker, math.inf)
+                await self._execute(lambda image: _registration(image, broker))
+            except (KafkaError, StoreError) as error:
+                log.error("broker cannot be registered", node_id=broker.id, error=str(error))
+                await asyncio.sleep(REGISTRATION_RETRY_S)
+            else:
+                log.info("broker registered again", node_id=broker.id, epoch=self.image.brokers[broker.id].epoch)
+                return
 
     async def _execute(self, decided: Callable[[ClusterImage], list[Change]]) -> list[Change]:
         """Commit changes, which a thread decides: those of ten thousand partitions take a while."""
@@ -163,12 +204,11 @@ class Controller:
         raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "other brokers kept changing the same metadata")
 
     async def _commit(self, changes: list[Change]) -> None:
+        if self._lease is None:
+            raise LeaseLostError("this broker is not registered: its session of the metadata store was lost")
         values = dict(map(metadata_records.encode, changes))  # the last of several changes of a record
         writes = [CompareAndSet(key, value, self._versions.get(key, ABSENT)) for key, value in values.items()]
         await self._store.commit(writes, self._lease)
-
-    def _lease_lost(self) -> None:
-        log.error("lease lost, another process has taken it over; no more metadata changes are accepted")
 
     def _on_change(self, update: MetadataUpdate) -> None:
         """Apply a change of the store, or keep it until the lease and the cluster id are checked."""

@@ -30,6 +30,8 @@ class Housekeeping:
         config, tasks = self._broker.config, self._broker.tasks
         tasks.every("retention", _seconds(config.log_retention_check_interval_ms), self.apply_retention)
         tasks.every("checkpoint", _seconds(config.log_flush_offset_checkpoint_interval_ms), self.checkpoint)
+        interval_ms = config.replication.replica_high_watermark_checkpoint_interval_ms
+        tasks.every("high-watermarks", _seconds(interval_ms), self.checkpoint_high_watermarks)
         tasks.every("flush", FLUSH_CHECK_S, self.flush_due)
         tasks.every("producers", PRODUCER_EXPIRATION_CHECK_S, self.expire_producers)
 
@@ -47,6 +49,11 @@ class Housekeeping:
         """Checkpoint recovery points and log start offsets."""
         self._broker.log_dirs.checkpoints.write_soon()
 
+    async def checkpoint_high_watermarks(self) -> None:
+        """Checkpoint the high watermarks of partitions with several replicas."""
+        if any(partition.is_replicated for partition in self._broker.partitions.values()):
+            await self._broker.log_dirs.checkpoints.write_high_watermarks_soon()
+
     async def expire_producers(self) -> None:
         """Remove the state of producers that have been idle for producer.id.expiration.ms."""
         now_ms = self._broker.clock.now_ms()
@@ -55,7 +62,7 @@ class Housekeeping:
 
     async def _each(self, action: Callable[[Partition], object]) -> None:
         for number, partition in enumerate(list(self._broker.partitions.values())):
-            if not partition.offline:
+            if not (partition.offline or partition.truncating):
                 try:
                     action(partition)
                 except Exception as error:  # a failure of one partition must not affect the others

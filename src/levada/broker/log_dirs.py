@@ -18,6 +18,7 @@ from levada.broker.fsync import GroupCommit
 from levada.broker.log_files.checkpoints import LogCheckpoints
 from levada.broker.log_files.opening import LogLocator, LogToOpen, OpenedLog, open_log
 from levada.broker.log_files.progress import Progress
+from levada.broker.log_files.truncation import LogTruncations
 from levada.broker.partition.partition import Partition, PartitionContext
 from levada.clock import Clock
 from levada.config.broker import BrokerConfig
@@ -37,6 +38,7 @@ from levada.storage.log_dir import LogDir, LogDirError
 log = EventLog(__name__)
 
 CLOSE_THREADS: Final = 16
+NO_LEADER_EPOCH: Final = -1  # of a partition that has no role yet
 LOGS_PER_CALL: Final = 20  # that a thread opens, deletes or closes before the loop continues with them
 CLOSING_FILES_MAX: Final = 8
 # The device or the file system fails; all other errors concern a file.
@@ -83,6 +85,9 @@ class LogDirs:
         self._closing = False
         self._opened = False  # logs have been located: before that, the checkpoints are left as they are
         self.checkpoints = LogCheckpoints(self._dirs, self._partitions, self._logs_not_open, self)
+        self.truncations = LogTruncations(disk, self)
+        # Called with each partition whose log has failed, and its topic id.
+        self.replica_failed: Callable[[TopicPartition, UUID], None] = lambda name, topic_id: None
 
     def lock(self) -> None:
         """Lock the log dirs. One that fails is offline; LogDirError if it is the first, which holds the metadata."""
@@ -227,7 +232,10 @@ class LogDirs:
             self._set_offline(name, OfflineLog(topic_id, detail, log_dir))
             return None
         segments, producers = result
-        partition = Partition(name.topic, topic_id, name.partition, request.leader_epoch, segments, context, producers)
+        partition = Partition(
+            *(name.topic, topic_id, name.partition, NO_LEADER_EPOCH, segments, context, producers),
+            high_watermark=log_dir.high_watermarks.get(name, 0) if request.is_replicated else segments.log_end_offset,
+        )
         self._partitions[partition] = log_dir
         return partition
 
@@ -316,6 +324,7 @@ class LogDirs:
         try:
             if partition.log.apply_retention(now_ms, partition.high_watermark):
                 self._in_thread(partition.log.delete_segment_files)
+                partition.log_start_changed()
         except OSError as error:
             self.failed(partition, error)
 
@@ -345,7 +354,7 @@ class LogDirs:
     def request_flush(self, partition: Partition) -> None:
         """Request a flush of a partition's log from the group commit of its log dir."""
         log_dir = self._partitions.get(partition)
-        if log_dir is not None and not log_dir.offline:
+        if log_dir is not None and not log_dir.offline and not partition.truncating:
             self._commits[log_dir.path].request(partition)
 
     def flush(self, partition: Partition) -> None:
@@ -353,6 +362,39 @@ class LogDirs:
         log_dir = self._partitions.get(partition)
         if log_dir is not None and not partition.offline:
             self._commits[log_dir.path].thread.submit(partition.log.flush).result()
+
+    # Truncation.
+
+    def revive(self, partition: Partition) -> bool:
+        """Take a damaged partition back that is about to begin anew; False if its log dir or its files fail."""
+        log_dir = self._partitions.get(partition)
+        if log_dir is None or log_dir.offline or partition.log.has_failed:
+            return False
+        partition.offline = False
+        self.offline_logs.pop(TopicPartition(partition.topic, partition.index), None)
+        return True
+
+    def forget_checkpoints(self, partitions: Iterable[Partition]) -> None:
+        """Remove logs that begin anew from the checkpoints, until `write_checkpoints`. Runs in a thread."""
+        self.checkpoints.excluded.update(partitions := list(partitions))
+        names: dict[LogDir, list[TopicPartition]] = defaultdict(list)
+        for partition in partitions:
+            names[self._partitions[partition]].append(TopicPartition(partition.topic, partition.index))
+        self.checkpoints.remove(names)
+
+    def write_checkpoints(self) -> None:
+        """Write the recovery points and log start offsets of this moment. Runs in a thread."""
+        self.checkpoints.excluded.clear()
+        self.checkpoints.write()
+
+    def use_shared_handles(self, partition: Partition) -> None:
+        """Take a log back from the thread that has truncated it."""
+        partition.log.use(self._handles)
+
+    async def allow_gaps(self, partition: Partition) -> None:
+        """Record durably that offsets may be missing in a log. Raises OSError."""
+        work = partial(self.checkpoints.add_cleaner_offset, self._partitions[partition], partition)
+        await self._loop.run_in_executor(self._files_thread, work)
 
     # Failures.
 
@@ -388,6 +430,7 @@ class LogDirs:
     def _set_offline(self, name: TopicPartition, why: OfflineLog) -> None:
         """Log one line for each reason: a log dir that is offline has many partitions."""
         self.offline_logs[name] = why
+        self.replica_failed(name, why.topic_id)
         if why.detail not in self._reasons:
             self._reasons.add(why.detail)
             log.error("partition is offline", partition=str(name), error=why.detail)
@@ -398,6 +441,7 @@ class LogDirs:
             for partition, owner in self._partitions.items():
                 if owner is log_dir:
                     partition.go_offline()
+                    self.replica_failed(TopicPartition(partition.topic, partition.index), partition.topic_id)
 
     @property
     def offline(self) -> list[str]:
@@ -433,6 +477,7 @@ class LogDirs:
         await self._close_logs([one for one in self._partitions if not one.offline])
         if self._opened:
             await asyncio.to_thread(self.checkpoints.write)
+            await asyncio.to_thread(self.checkpoints.write_high_watermarks)
         await asyncio.sleep(0)  # for failures that threads have reported
         for log_dir in self._dirs:
             try:
@@ -451,6 +496,7 @@ class LogDirs:
     def _stop_threads(self) -> None:
         for threads in (self.recovery_threads, self.threads):
             threads.shutdown(wait=True, cancel_futures=True)
+        self.truncations.close()
         self.checkpoints.close()
         for commit in self._commits.values():
             commit.close()

@@ -120,6 +120,9 @@ class Reconciler:
             return
         while deleted:
             some, deleted = deleted[:PARTITIONS_PER_ITERATION], deleted[PARTITIONS_PER_ITERATION:]  # freed in slices
+            for one in some:
+                if isinstance(one, Partition):
+                    await self._log_dirs.truncations.finished(one)
             logs = [self._log_dirs.remove(one) if isinstance(one, Partition) else one for one in some]
             await self._in_thread(self._log_dirs.delete_logs, [one for one in logs if one is not None])
         self._log_dirs.delete_files_soon()
@@ -219,10 +222,11 @@ class Reconciler:
         for index, state in enumerate(topic.partitions):
             partition = self._broker.partitions.get((name, index))
             if partition is not None:
-                if partition.log.config is not config:
+                if self._broker.node_id not in state.replicas:
+                    self._remove_replica(partition)
+                elif partition.log.config is not config:
                     partition.configure(config)
-                partition.in_sync_replicas = len(state.isr)
-            elif state.leader == self._broker.node_id and not self._is_recovering(name, index):
+            elif self._broker.node_id in state.replicas and not self._is_recovering(name, index):
                 request = self._log_dirs.locate(topic, index, config)
                 if request is not None:
                     requests.append(request)
@@ -230,6 +234,12 @@ class Reconciler:
                         self._recovering.setdefault(name, {})[index] = request
             if index % PARTITIONS_PER_ITERATION == 0:
                 await asyncio.sleep(0)
+
+    def _remove_replica(self, partition: Partition) -> None:
+        """Delete the log of a replica that was removed from its partition."""
+        self._broker.remove_replica(partition)
+        self._deleted.setdefault(partition.topic, []).append(partition)
+        self.topics_changed([partition.topic])
 
     def _is_recovering(self, name: str, index: int) -> bool:
         return index in self._recovering.get(name, ()) or TopicPartition(name, index) in self._opening
@@ -247,6 +257,13 @@ class Reconciler:
             self._log_dirs.offline_logs.pop(request.partition, None)
         elif request.partition not in self._log_dirs.offline_logs:
             self.topics_changed([request.partition.topic])
+
+    def _is_assigned(self, partition: Partition) -> bool:
+        """Whether the image assigns a replica that was opened meanwhile to this broker."""
+        topic = self._broker.image.topics.get(partition.topic)
+        if topic is None or topic.id != partition.topic_id:
+            return False
+        return self._broker.node_id in topic.partitions[partition.index].replicas
 
     def _is_current(self, name: str, topic_id: UUID) -> bool:
         """Whether a topic was not deleted meanwhile."""
@@ -276,9 +293,9 @@ class Reconciler:
             await asyncio.sleep(0)
 
     def _serve(self, partition: Partition) -> None:
-        """Serve an open partition, unless its topic was deleted meanwhile."""
+        """Serve an open partition, unless its topic was deleted meanwhile, or its replica removed."""
         name = partition.topic
-        if self._is_current(name, partition.topic_id):
+        if self._is_assigned(partition):
             config = self._configs[name]
             if partition.log.config is not config:  # altered while the log was being recovered
                 partition.configure(config)

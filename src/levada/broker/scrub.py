@@ -66,7 +66,7 @@ class Scrub:
         now, found = self._broker.clock.monotonic(), []
         checked: dict[str, float] = {}
         for number, partition in enumerate(list(self._broker.partitions.values())):
-            segments = [] if partition.offline else partition.log.segments
+            segments = [] if partition.offline or partition.truncating else partition.log.segments
             bases = [segment.base_offset for segment in segments]
             for segment, following in zip(segments, [*bases[1:], None], strict=False):
                 last = checked[segment.path] = self._checked.get(segment.path, float("-inf"))
@@ -80,11 +80,12 @@ class Scrub:
     async def check(self, published: PublishedSegment, thread: ThreadPoolExecutor) -> None:
         """Read one segment in the thread; a corrupt batch takes its partition offline."""
         partition, segment, following = published
-        if partition.offline or segment.deleted:
+        if partition.offline or partition.truncating or segment.deleted:
             return
         truncations = partition.log.truncations
         disk, loop = self._broker.log_dirs.disk, asyncio.get_running_loop()
-        contiguous = following is None or not self._broker.log_dirs.may_be_compacted(partition)
+        is_compacted = self._broker.log_dirs.may_be_compacted(partition)
+        contiguous = (following is None and not partition.is_replicated) or not is_compacted
         arguments = (segment.path, segment.base_offset, segment.size, following, self._throttle)
         try:
             await loop.run_in_executor(thread, partial(scrub_segment, disk, *arguments, contiguous=contiguous))
@@ -104,7 +105,7 @@ class Scrub:
 
     def _report(self, published: PublishedSegment, error: CorruptBatchError) -> None:
         partition, segment, _ = published
-        if segment.deleted or partition.offline:
+        if segment.deleted or partition.offline or partition.truncating:
             return  # by retention or compaction, or with the topic
         self._broker.scrub_metrics.corrupt += 1
         log.error(

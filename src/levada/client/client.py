@@ -69,9 +69,11 @@ class Client:
         retry_backoff_ms: int = 100,
         metadata_max_age_ms: int = 300_000,
         response_bytes_max: int = RESPONSE_BYTES_MAX,
+        rack: str = "",
     ) -> None:
         self.bootstrap = parse_bootstrap(bootstrap)
         self.client_id = client_id
+        self.rack = rack  # consumers read from a replica in it, where the brokers select replicas (KIP-392)
         self.request_timeout_ms = request_timeout_ms
         self.retry_backoff_s = retry_backoff_ms / 1000
         self._metadata_max_age_s = metadata_max_age_ms / 1000
@@ -159,6 +161,11 @@ class Client:
         if topic is None or not 0 <= partition.partition < len(topic.partitions):
             return -1
         return topic.partitions[partition.partition].leader
+
+    @property
+    def metadata_max_age_s(self) -> float:
+        """The age from which metadata is refreshed."""
+        return self._metadata_max_age_s
 
     def invalidate_metadata(self, topic: str) -> None:
         """Refresh the metadata of a topic before its next use."""

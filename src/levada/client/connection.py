@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from struct import Struct
 from struct import error as StructError
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 from levada.client.errors import BrokerNotResponding, ConnectionFailed, RequestTimedOut
 from levada.client.metadata import (
@@ -49,8 +49,18 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class Reply(Protocol):
+    """What is completed with the body of a response, or with why there is none; a future, for example."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, body: memoryview, /) -> None: ...
+
+    def set_exception(self, failure: Exception, /) -> None: ...
+
+
 class _InFlight(NamedTuple):
-    response: asyncio.Future[memoryview]
+    response: Reply
     timer: asyncio.TimerHandle
     flexible: bool
     allocate: Allocate
@@ -156,6 +166,21 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             timer.cancel()
 
+    def post(
+        self,
+        api_key: int,
+        version: int,
+        body: bytes | bytearray,
+        reply: Reply,
+        *,
+        timeout_s: float,
+        allocate: Allocate | None = None,
+    ) -> None:
+        """Send a request at once; `reply` is completed when the response arrives, within the callback of the loop."""
+        correlation_id = self._write_now(api_key, version, body, flexible=True)
+        timer = self._loop.call_later(timeout_s, self._expire, correlation_id, timeout_s)
+        self._in_flight[correlation_id] = _InFlight(reply, timer, True, allocate or _allocate)
+
     async def send_without_response(
         self, api_key: int, version: int, body: bytes | bytearray | memoryview, *, flexible: bool = True
     ) -> None:
@@ -165,6 +190,9 @@ class Connection(asyncio.BufferedProtocol):
     async def _write(self, api_key: int, version: int, body: bytes | bytearray | memoryview, flexible: bool) -> int:
         while not self.closed and not self._writable.is_set():
             await self._writable.wait()
+        return self._write_now(api_key, version, body, flexible)
+
+    def _write_now(self, api_key: int, version: int, body: bytes | bytearray | memoryview, flexible: bool) -> int:
         if self.closed or self._transport is None:
             raise ConnectionFailed(f"the connection to {self.address} is closed")
         self._correlation_id = correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF

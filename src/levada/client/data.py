@@ -25,6 +25,8 @@ INIT_PRODUCER_ID = Api("init_producer_id", 22, range(2, 6))
 TOPIC_IDS_FROM = 13
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3  # in place of a timestamp
 
+DIVERGING_TAG = 0
+_EPOCH_END = Struct(">iq")
 _ACKS_TIMEOUT = Struct(">hi")
 _INT = Struct(">i")
 _FETCH = Struct(">iiibii")  # max wait, min bytes, max bytes, isolation, session id, session epoch
@@ -56,6 +58,7 @@ class FetchPosition(NamedTuple):
     partition: TopicPartition
     offset: int
     leader_epoch: int
+    last_fetched_epoch: int = -1  # of the batch before the offset: the broker detects that the log was truncated
 
 
 class FetchLimits(NamedTuple):
@@ -66,6 +69,7 @@ class FetchLimits(NamedTuple):
     max_partition_bytes: int
     isolation_level: int  # 1: read_committed
     min_bytes: int = 1
+    rack: str = ""  # of the client: a leader names a replica in it, if there is one
 
 
 class FetchedPartition(NamedTuple):
@@ -77,6 +81,8 @@ class FetchedPartition(NamedTuple):
     log_start_offset: int
     aborted: tuple[tuple[int, int], ...]  # producer id, first offset
     records: memoryview
+    preferred_replica: int = -1  # from which to read, in place of the leader
+    diverging: tuple[int, int] | None = None  # an epoch and its end, up to which the reader and the log agree
 
 
 class OffsetAndTimestamp(NamedTuple):
@@ -159,13 +165,13 @@ def write_fetch(version: int, wanted: Sequence[FetchPosition], topics: Topics, l
                 partition.partition,
                 position.leader_epoch,
                 position.offset,
-                -1,
+                position.last_fetched_epoch,
                 -1,
                 limits.max_partition_bytes,
             )
             body += b"\0"
         body += b"\0"
-    body += encode_array_length(0, True) + encode_nullable_string(b"", True) + b"\0"  # nothing forgotten, no rack
+    body += encode_array_length(0, True) + encode_nullable_string(limits.rack.encode(), True) + b"\0"
     return body
 
 
@@ -196,9 +202,9 @@ def _read_fetched(reader: MessageReader) -> FetchedPartition:
     for _ in range(reader.count()):
         aborted.append((reader.int64(), reader.int64()))
         reader.tags()
-    reader.int32()  # preferred read replica
+    preferred_replica = reader.int32()
     records = reader.blob()
-    reader.tags()
+    diverging = reader.tagged().get(DIVERGING_TAG)
     return FetchedPartition(
         error,
         high_watermark,
@@ -206,6 +212,8 @@ def _read_fetched(reader: MessageReader) -> FetchedPartition:
         log_start,
         tuple(aborted),
         memoryview(b"") if records is None else records,
+        preferred_replica,
+        None if diverging is None else _EPOCH_END.unpack_from(diverging),
     )
 
 

@@ -27,13 +27,12 @@ IGNORED: Final = {
     "sasl.": "SASL is not available yet, and no listener uses it",
     "security.": "only PLAINTEXT is available yet",
     "delegation.token.": "delegation tokens are not available",
-    "zookeeper.": "this node keeps its metadata in a file of its own",
+    "zookeeper.": "it is not available",
     "process.roles": "every Levada node is broker and controller",
     "controller.": "one node needs no quorum",
     "controlled.shutdown.enable": "every shutdown is controlled",
-    "metadata.": "metadata is kept in a file of its own",
+    "metadata.": "there is no metadata quorum, but a file or ZooKeeper",
     "broker.": "one node needs no heartbeat",
-    "inter.broker.listener.name": "there is one node",
     "num.network.threads": "one thread serves the network",
     "num.io.threads": "one thread serves requests",
     "background.threads": "Levada has no background thread pool",
@@ -60,9 +59,8 @@ IGNORED: Final = {
     "transaction.state.log.load.buffer.size": "internal topics are read 1 MiB at a time",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "a transaction is aborted when its timeout expires",
     "transaction.remove.expired.transaction.cleanup.interval.ms": "a transactional id is removed when it expires",
-    "replica.": "there is one node",
+    "replica.": "the kernel sizes socket buffers",
     "replication.": "there is one node",
-    "num.replica.": "there is one node",
     "auto.leader.rebalance.enable": "there is one node",
     "alter.": "policies and replication throttling are not available",
     "create.topic.policy.class.name": "Java classes cannot be loaded",
@@ -89,8 +87,6 @@ IGNORED: Final = {
     "early.start.listeners": "listeners open when the broker is ready",
     "connection": "authentication is not available yet",
     "cordoned.log.dirs": "partitions go to the emptiest log dir",
-    "follower.": "there is one node",
-    "leader.": "there is one node",
     "unclean.leader.election.interval.ms": "there is one node",
     "initial.broker.registration.timeout.ms": "there is one node",
     "max.request.partition.size.limit": "a DescribeTopicPartitions response has at most 2,000 partitions",
@@ -107,6 +103,8 @@ def unknown_setting(name: str, text: str, known: Mapping[str, object]) -> str:
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name}: there is no such setting{hint}")
     if name == "authorizer.class.name" and text.strip():
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name}: access control is not available yet")
+    if name == "zookeeper.ssl.client.enable" and text.strip().lower() == "true":
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name}: TLS to ZooKeeper is not available yet")
     why = ignored_because(name)
     return f"{name} has no effect: {why}" if why else f"{name} is not a setting and has no effect{hint}"
 

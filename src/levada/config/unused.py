@@ -10,7 +10,6 @@ _TYPES: Final = {
     ConfigType.INT: (
         "num.io.threads",
         "num.network.threads",
-        "num.replica.fetchers",
         "num.recovery.threads.per.data.dir",
         "background.threads",
         "log.cleaner.io.buffer.size",
@@ -21,8 +20,6 @@ _TYPES: Final = {
         "remote.log.reader.threads",
     ),
     ConfigType.LONG: (
-        "leader.replication.throttled.rate",
-        "follower.replication.throttled.rate",
         "replica.alter.log.dirs.io.max.bytes.per.second",
         "log.local.retention.bytes",
         "log.local.retention.ms",

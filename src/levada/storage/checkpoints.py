@@ -41,6 +41,7 @@ class LogCheckpoint(NamedTuple):
     recovery_point: int | None = None  # every batch below is fsynced
     log_start_offset: int | None = None
     power_lost: bool = True  # possibly, since the last start: batches that were not fsynced may be lost
+    may_have_gaps: bool = False  # in the last segment, too: a follower of a leader that has compacted its log
 
 
 NEW_LOG: Final = LogCheckpoint(clean=True, recovery_point=0, log_start_offset=0)

@@ -30,6 +30,7 @@ class Assignment(NamedTuple):
     topic_id: UUID
     directory_id: UUID | None  # of its log dir; None: it is of a version that did not assign partitions
     compacts: bool  # the cleanup.policy of its topic contains `compact`, as far as the metadata says
+    is_replicated: bool = False  # it is one of several replicas
 
 
 Topics = Mapping[TopicPartition, Assignment]
@@ -68,7 +69,7 @@ def find_missing(log_dirs: Sequence[LogDir], topics: Topics) -> MissingPartition
         if one.directory not in shared:
             found.setdefault(one.partition, []).append((log_dir, one.topic_id))
     missing = MissingPartitions({log_dir.path: [] for log_dir in log_dirs}, {}, shared)
-    for name, (topic_id, assigned, _) in sorted(topics.items()):
+    for name, (topic_id, assigned, _, _) in sorted(topics.items()):
         if any(
             found_id == topic_id or (found_id is None and assigned in (None, log_dir.directory_id))
             for log_dir, found_id in found.get(name, ())
@@ -167,13 +168,15 @@ class LogDirCheck:
     def _checked_log(self, name: TopicPartition, directory: str, progress: Progress = unreported) -> CheckedLog:
         checkpoint, assignment = self.log_dir.checkpoint_of(name), self._topics.get(name)
         compacted = assignment is None or assignment.compacts or self.log_dir.may_be_compacted(name)
+        if compacted and assignment is not None and assignment.is_replicated:
+            checkpoint = checkpoint._replace(may_have_gaps=True)
         return CheckedLog(ReadOnlyDisk(), directory, checkpoint, compacted=compacted, progress=progress)
 
     def _check_foreign(self, found: FoundPartition) -> Finding:
         """Describe a directory that has the name of a partition, and the topic id of another topic."""
         name, topic_id = found.partition, found.topic_id or UUID(int=0)
         file = os.path.join(found.directory, METADATA_FILE)
-        owners = [f"topic {one.topic!r}" for one, (one_id, _, _) in self._topics.items() if one_id == topic_id]
+        owners = [f"topic {one.topic!r}" for one, known in self._topics.items() if known.topic_id == topic_id]
         owner, expected = (owners or ["no topic"])[0], encode_uuid(self._topics[name].topic_id)
         problem = f"topic id {encode_uuid(topic_id)} is that of {owner}, but {name.topic!r} has {expected}"
         remedy = f"delete the file if only it is wrong; otherwise rename the directory and restore that of {name}"

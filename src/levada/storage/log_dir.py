@@ -53,6 +53,7 @@ CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
 RECOVERY_POINTS_FILE = "recovery-point-offset-checkpoint"
 LOG_STARTS_FILE = "log-start-offset-checkpoint"
 CLEANER_FILE = "cleaner-offset-checkpoint"
+HIGH_WATERMARKS_FILE = "replication-offset-checkpoint"
 CHECKPOINT_FILES = (RECOVERY_POINTS_FILE, LOG_STARTS_FILE, CLEANER_FILE)
 BOOT_ID_FILE = ".boot-id"
 KERNEL_BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -61,6 +62,7 @@ UNREADABLE = {  # what a missing or corrupt checkpoint means
     LOG_STARTS_FILE: "records that DeleteRecords has deleted may be visible again",
     CLEANER_FILE: "compacted logs are cleaned from their start, and offsets may be missing in every log",
     CLEAN_SHUTDOWN_FILE: "every log is recovered",
+    HIGH_WATERMARKS_FILE: "replicas find their high watermarks again",
     BOOT_ID_FILE: "the next start writes it again",
 }
 IRREGULAR = "it is not a regular file"
@@ -97,6 +99,7 @@ class LogDir:
         "cleaner_offsets",
         "cluster_id",
         "directory_id",
+        "high_watermarks",
         "log_start_offsets",
         "offline",
         "owner",
@@ -121,6 +124,7 @@ class LogDir:
         self.recovery_points: dict[TopicPartition, int] = {}  # as of the last checkpoint
         self.log_start_offsets: dict[TopicPartition, int] = {}
         self.cleaner_offsets: dict[TopicPartition, int] = {}  # the end offsets of the last cleanings
+        self.high_watermarks: dict[TopicPartition, int] = {}  # of partitions with several replicas, as last written
         self.power_lost = True  # possibly, since the last start: the page cache may be lost
         self._unclean: set[str] = set()  # partitions that were not open at the clean shutdown
         self._stored: dict[str, Mapping[TopicPartition, int]] = {}  # the content of each checkpoint file
@@ -254,6 +258,16 @@ class LogDir:
         """Checkpoint the end offsets of the last cleanings. Runs in a thread."""
         self._write_offsets(CLEANER_FILE, offsets)
 
+    def write_high_watermarks(self, offsets: dict[TopicPartition, int]) -> None:
+        """Checkpoint the high watermarks of partitions with several replicas. Runs in a thread."""
+        self._write_offsets(HIGH_WATERMARKS_FILE, offsets)
+        self.high_watermarks = offsets
+
+    @property
+    def stored_cleaner_offsets(self) -> Mapping[TopicPartition, int]:
+        """The content of the cleaner's checkpoint."""
+        return self._stored.get(CLEANER_FILE, {})
+
     def has_checkpoint(self, partition: TopicPartition) -> bool:
         """Whether a checkpoint contains a partition of this name, possibly a deleted one."""
         return any(partition in offsets for offsets in self._stored.values())
@@ -281,7 +295,7 @@ class LogDir:
             if not names.isdisjoint(offsets):
                 kept = {partition: offset for partition, offset in offsets.items() if partition not in names}
                 self._write_offsets(file, kept)
-        for read in (self.recovery_points, self.log_start_offsets, self.cleaner_offsets):
+        for read in (self.recovery_points, self.log_start_offsets, self.cleaner_offsets, self.high_watermarks):
             for name in names:
                 read.pop(name, None)
 
@@ -406,6 +420,7 @@ class LogDir:
             self.cleaner_offsets = {found.partition: 0 for found in self.partitions()}
             if self._node_id is not None:  # before a cleaning: the next start must know, too
                 self.write_cleaner_offsets(self.cleaner_offsets)
+        self._read_high_watermarks()
         if RECOVERY_POINTS_FILE not in self._stored:
             self.was_clean = False
             self.power_lost = False  # nothing may be taken for lost by a power failure
@@ -424,6 +439,16 @@ class LogDir:
         if self._node_id is not None:
             self._disk.unlink(marker)
             self._disk.fsync_dir(self.path)
+
+    def _read_high_watermarks(self) -> None:
+        """Read the high watermarks. Without them replicas begin at their log start and find them again."""
+        try:
+            data = self._read(HIGH_WATERMARKS_FILE)
+            if data is not None:
+                self._stored[HIGH_WATERMARKS_FILE] = self.high_watermarks = decode_offsets(data)
+        except CorruptCheckpointError as error:
+            if self._node_id is not None:
+                _log.warning("high watermarks cannot be read", file=self._path(HIGH_WATERMARKS_FILE), error=str(error))
 
     def _read_offsets(self, name: str) -> dict[TopicPartition, int]:
         """Read a checkpoint; one that is missing or corrupt is `unreadable`, not in `_stored`, and empty."""

@@ -422,7 +422,7 @@ class TestConfigs:
 
     def test_settings_of_brokers_without_effect_are_stored_and_described(self, wire: Connection) -> None:
         """As Kafka's own tools expect of a broker: num.io.threads can be changed while it runs."""
-        for name, text in (("num.io.threads", "16"), ("follower.replication.throttled.rate", "1000")):
+        for name, text in (("num.io.threads", "16"), ("replica.alter.log.dirs.io.max.bytes.per.second", "1000")):
             for broker in ("1", ""):
                 assert name not in describe(wire, BROKER, broker)
                 assert alter(wire, BROKER, broker, (name, 0, text)) is ErrorCode.NONE

@@ -211,9 +211,9 @@ def test_a_checkpoint_that_cannot_be_read_is_an_error(
     (error,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert error.message == "checkpoint cannot be read" and list(log_dir.unreadable) == [name]
     if name.startswith("recovery"):
-        assert log_dir.checkpoint_of(partition) == (False, None, 4, False)
+        assert log_dir.checkpoint_of(partition) == (False, None, 4, False, False)
     else:
-        assert log_dir.checkpoint_of(partition) == (True, 7, None, True)
+        assert log_dir.checkpoint_of(partition) == (True, 7, None, True, False)
     log_dir.close(clean=False)
 
 

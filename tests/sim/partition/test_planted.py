@@ -6,7 +6,7 @@ import pytest
 from tests.sim.partition.world import simulate
 from tests.sim.seeds import Invariant, must_be_found
 
-from levada.broker.partition import partition as partitions
+from levada.broker.partition import replica as partitions
 from levada.broker.partition.partition import Partition
 from levada.core.partition.producer_state import ProducerStates
 from levada.storage.checkpoints import ProducerSnapshotFiles

@@ -1,5 +1,6 @@
 """Handlers of ListOffsets, DeleteRecords and OffsetForLeaderEpoch."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
 # The version that added each.
 TIMESTAMP_VERSIONS = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+OFFSET_NOT_AVAILABLE_FROM = 5
 NOT_FOUND = (-1, -1)
 HIGH_WATERMARK = -1  # DeleteRecords: all records up to it
 PARTITIONS_PER_ITERATION = 200  # a search by timestamp reads from the log of each
@@ -60,7 +62,7 @@ def list_offsets(
         partition.check_leader_epoch(requested.current_leader_epoch)
         if context.api_version < TIMESTAMP_VERSIONS.get(requested.timestamp, 0):
             raise _unsupported_timestamp(requested.timestamp)
-        timestamp, offset = _find(partition, requested.timestamp, request.isolation_level)
+        timestamp, offset = _find(partition, requested.timestamp, request.isolation_level, context.api_version)
         return response.ListOffsetsPartitionResponse(
             partition_index=requested.partition_index,
             error_code=ErrorCode.NONE,
@@ -87,17 +89,20 @@ def _each_once(requested: Iterable[Any]) -> Sequence[Any]:
     return list({partition.partition_index: partition for partition in requested}.values())
 
 
-def _find(partition: Partition, timestamp: int, isolation_level: int) -> tuple[int, int]:
+def _find(partition: Partition, timestamp: int, isolation_level: int, api_version: int) -> tuple[int, int]:
     """(timestamp, offset); the timestamp is -1 for the earliest and latest offset."""
     partition.publish_queued()
+    if not partition.is_leader:
+        raise partition.not_leader()
     if partition.offline:
         raise partition.storage_error()
     committed = isolation_level == READ_COMMITTED
     end_offset = partition.last_stable_offset if committed else partition.high_watermark
-    if timestamp == LATEST:
-        return -1, end_offset
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return -1, partition.log_start_offset
+    _check_available(partition, api_version)
+    if timestamp == LATEST:
+        return -1, end_offset
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return NOT_FOUND
     if timestamp < 0 and timestamp != MAX_TIMESTAMP:
@@ -110,6 +115,19 @@ def _find(partition: Partition, timestamp: int, isolation_level: int) -> tuple[i
     return found if found is not None and found[1] < end_offset else NOT_FOUND
 
 
+def _check_available(partition: Partition, api_version: int) -> None:
+    """Raise OFFSET_NOT_AVAILABLE until a new leader knows the high watermark of the one before.
+
+    It has at least that once its own reaches the start of the leader epoch: no client sees the end step back.
+    """
+    replicas = partition.replicas
+    if replicas is not None and partition.high_watermark < replicas.epoch_start_offset:
+        is_known = api_version >= OFFSET_NOT_AVAILABLE_FROM
+        code = ErrorCode.OFFSET_NOT_AVAILABLE if is_known else ErrorCode.LEADER_NOT_AVAILABLE
+        detail = f"the high watermark of {partition.topic}-{partition.index} has not reached its leader epoch"
+        raise KafkaError(code, detail)
+
+
 def _unsupported_timestamp(timestamp: int) -> KafkaError:
     return KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} is not supported in this version")
 
@@ -118,7 +136,7 @@ def _unsupported_timestamp(timestamp: int) -> KafkaError:
 def delete_records(
     context: RequestContext, request: "delete_records_v2.DeleteRecordsRequest"
 ) -> "Awaitable[delete_records_v2.DeleteRecordsResponse]":
-    """Delete the records of partitions before an offset: the log start offset advances, durably."""
+    """Delete the records of partitions before an offset: the log start offset advances, durably, in the whole ISR."""
     response = delete_records_v2.response
     advanced: dict[tuple[str, int], Partition] = {}
 
@@ -138,25 +156,37 @@ def delete_records(
 
     topics = [(topic.name, topic.partitions) for topic in request.topics]
     results = _for_each_partition(context, topics, handle, failure, tuple, per_iteration=DELETIONS_PER_ITERATION)
-    return _when_durable(context, advanced, results)
+    return _when_durable(context, request.timeout.total_seconds(), advanced, results)
 
 
 async def _when_durable(
     context: RequestContext,
+    timeout_s: float,
     advanced: Mapping[tuple[str, int], Partition],
     results: TopicResults | Awaitable[TopicResults],
 ) -> "delete_records_v2.DeleteRecordsResponse":
-    """The response once the log start offsets are on disk; a partition where that fails is offline."""
+    """The response once the log start offsets are on disk and followers have them.
+
+    A partition whose disk fails is offline by then; followers may take longer than the request's timeout.
+    """
     topics = results if isinstance(results, tuple) else await results
     if advanced:
         await context.broker.log_dirs.checkpoints.durable(advanced.values())
+    replication = context.broker.replication
+    waiting = [(one, one.log.log_start_offset) for one in advanced.values() if one.replicas is not None]
+    done = await asyncio.gather(*[replication.deleted(*each, timeout_s) for each in waiting])
+    late = {(one.topic, one.index) for (one, _), is_done in zip(waiting, done, strict=True) if not is_done}
     response = delete_records_v2.response
 
     def checked(topic: str, result: Any) -> Any:
         partition = advanced.get((topic, result.partition_index))
-        if partition is None or not partition.offline or result.error_code != ErrorCode.NONE:
+        if partition is None or result.error_code != ErrorCode.NONE:
             return result
-        return replace(result, low_watermark=-1, error_code=ErrorCode.KAFKA_STORAGE_ERROR)
+        if partition.offline:
+            return replace(result, low_watermark=-1, error_code=ErrorCode.KAFKA_STORAGE_ERROR)
+        if (topic, result.partition_index) in late:
+            return replace(result, low_watermark=-1, error_code=ErrorCode.REQUEST_TIMED_OUT)
+        return result
 
     checked_topics = tuple(
         response.DeleteRecordsTopicResult(name=name, partitions=tuple(checked(name, result) for result in partitions))
@@ -181,6 +211,8 @@ def offset_for_leader_epoch(
 
     def handle(partition: Partition, requested: Any) -> Any:
         partition.check_leader_epoch(requested.current_leader_epoch)
+        if not partition.is_leader:
+            raise partition.not_leader()
         epoch, end_offset = partition.epoch_end(requested.leader_epoch)
         return response.EpochEndOffset(
             error_code=ErrorCode.NONE,

@@ -5,18 +5,21 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from levada.api.data.large_batches import NOT_CHECKED, CheckedRules, park_and_prepare
+from levada.api.data.leader_hints import LEADER_CHANGED, current_leader, node_endpoints
 from levada.api.data.parked_produce import ACKS_NONE, PRODUCE, Append
 from levada.api.data.unverified_produce import await_verification
 from levada.api.registry import handles_frames
 from levada.broker.broker import Broker
 from levada.broker.partition.partition import Partition
 from levada.broker.partition.record_validation import InvalidRecordsError, LargeBatchError
-from levada.broker.purgatory import PENDING, DelayedResponse
+from levada.broker.purgatory import PENDING, DelayedResponse, Watched
 from levada.errors import ErrorCode, KafkaError
 from levada.model import Codec
 from levada.net.connection import Connection
 from levada.wire.batches import CODEC_AT, CODEC_MASK, HEADER_BYTES
 from levada.wire.fast.produce import (
+    LEADER_HINTS_FROM,
+    TOPIC_IDS_FROM,
     VERSIONS,
     PartitionResult,
     ProduceRequest,
@@ -34,19 +37,24 @@ new_tuple = tuple.__new__  # makes a named tuple without a Python call, for each
 
 
 class AppendedBatch(NamedTuple):
-    """A batch that is queued in its partition: it is done when the high watermark reaches `required_offset`."""
+    """A batch that is queued in its partition: it is done when the high watermark reaches `required_offset`.
+
+    With acks=1 it is done when the leader has written it. The offset belongs to the leader epoch of the append.
+    """
 
     topic: bytes
     partition: Partition
     base_offset: int
     required_offset: int
     append_time_ms: int
+    leader_epoch: int
 
 
 class DelayedProduce(DelayedResponse):
     """The response to one Produce: complete when each of its batches is committed or has failed."""
 
-    __slots__ = ("_began", "_broker", "_correlation_id", "_entries", "_timeout_ms", "_version")
+    connection: Connection
+    __slots__ = ("_acks", "_began", "_broker", "_correlation_id", "_entries", "_timeout_ms", "_version")
 
     def __init__(
         self,
@@ -54,7 +62,7 @@ class DelayedProduce(DelayedResponse):
         connection: Connection,
         version: int,
         correlation_id: int,
-        timeout_ms: int,
+        request: ProduceRequest,
         entries: Entries,
         began: float | None,
     ) -> None:
@@ -65,7 +73,7 @@ class DelayedProduce(DelayedResponse):
         self._broker = broker
         self._version = version
         self._correlation_id = correlation_id
-        self._timeout_ms = timeout_ms
+        self._acks, self._timeout_ms, _, _ = request
         self._entries = entries
         self._began = began  # in an earlier loop iteration; None until it is known to wait
 
@@ -75,20 +83,27 @@ class DelayedProduce(DelayedResponse):
         for each in entries:
             if type(each) is not AppendedBatch:
                 from_template = False
-            elif each.partition.high_watermark < each.required_offset:
-                if not each.partition.offline and self.result is PENDING:
+                continue
+            _, partition, _, required_offset, _, epoch = each
+            if partition.leader_epoch != epoch:
+                from_template = False
+            elif partition.high_watermark < required_offset and (
+                self._acks == ACKS_ALL or partition.written_offset < required_offset
+            ):
+                if not partition.offline and self.result is PENDING:
                     self._wait()
                     return None
                 from_template = False
-        entry = entries[0] if from_template else None
         if self._timer is not None:
+            from_template &= self._acks != ACKS_ALL  # the ISR may have shrunk meanwhile
             self.cancel()
+        entry = entries[0] if from_template else None
         if self._began:
             self._broker.request_metrics.complete(PRODUCE, self._began)
         if type(entry) is not AppendedBatch:
             results = [self._result(each) if isinstance(each, AppendedBatch) else each for each in entries]
-            return write_response(self._version, self._correlation_id, results)
-        _, partition, base_offset, _, append_time_ms = entry
+            return self._write(results)
+        _, partition, base_offset, _, append_time_ms, _ = entry
         fill = partition.response_templates.get(self._version)
         if fill is None:
             fill = partition.response_templates[self._version] = response_template(
@@ -96,17 +111,32 @@ class DelayedProduce(DelayedResponse):
             )
         return fill(self._correlation_id, base_offset, append_time_ms, partition.log.log_start_offset)
 
+    def _write(self, results: list[PartitionResult]) -> bytes:
+        """The frame; clients learn who leads the partitions that this broker does not lead."""
+        if self._version < LEADER_HINTS_FROM or all(result.error not in LEADER_CHANGED for result in results):
+            return write_response(self._version, self._correlation_id, results)
+        by_id = self._version >= TOPIC_IDS_FROM
+        for position, result in enumerate(results):
+            if result.error in LEADER_CHANGED:
+                leader = current_leader(self._broker, result.topic, result.partition, by_id)
+                results[position] = result._replace(current_leader=leader)
+        leaders = [result.current_leader for result in results]
+        endpoints = node_endpoints(self._broker, self.connection.listener_name, leaders)
+        return write_response(self._version, self._correlation_id, results, endpoints)
+
     def _wait(self) -> None:
         if self._timer is None:
             self._began = self._began or self._broker.request_metrics.delay(PRODUCE)
             partitions = [entry.partition for entry in self._entries if isinstance(entry, AppendedBatch)]
-            self.watch(partitions, max(self._timeout_ms, 0), self._broker.call_later)
+            watched: list[Watched] = list(partitions)
+            if self._acks == ACKS_LEADER:
+                watched += [partition.log_end_watch for partition in partitions]
+            self.watch(watched, max(self._timeout_ms, 0), self._broker.call_later)
 
     def _result(self, batch: AppendedBatch) -> PartitionResult:
         partition = batch.partition
-        if partition.high_watermark < batch.required_offset:
-            failed = partition.offline
-            error = ErrorCode.KAFKA_STORAGE_ERROR if failed else ErrorCode.REQUEST_TIMED_OUT
+        error = self._error(batch)
+        if error is not ErrorCode.NONE:
             self._broker.request_metrics.error(PRODUCE, error)
             return PartitionResult(batch.topic, partition.index, error)
         return PartitionResult(
@@ -117,6 +147,17 @@ class DelayedProduce(DelayedResponse):
             batch.append_time_ms,
             partition.log.log_start_offset,
         )
+
+    def _error(self, batch: AppendedBatch) -> ErrorCode:
+        partition, required_offset = batch.partition, batch.required_offset
+        if partition.leader_epoch != batch.leader_epoch:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if partition.high_watermark >= required_offset:
+            lacks_replicas = self._acks == ACKS_ALL and partition.in_sync_replicas < partition.min_insync_replicas
+            return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND if lacks_replicas else ErrorCode.NONE
+        if self._acks == ACKS_LEADER and partition.written_offset >= required_offset:
+            return ErrorCode.NONE
+        return ErrorCode.KAFKA_STORAGE_ERROR if partition.offline else ErrorCode.REQUEST_TIMED_OUT
 
 
 @handles_frames("produce", versions=VERSIONS, advertised_from=0)
@@ -146,7 +187,7 @@ def append(
     checked: CheckedRules = NOT_CHECKED,
 ) -> None:
     """Append the batches of a request, whose positions are those of `view`; respond as its acks demand."""
-    acks, timeout_ms, transactional_id, parts = request
+    acks, _, transactional_id, parts = request
     if transactional_id is not None and began is None:
         resume = _resume(broker, connection, version, correlation_id)
         if await_verification(broker, connection, view, request, version, resume):
@@ -169,12 +210,12 @@ def append(
             return
         else:
             append_ms = now_ms if partition.rules.log_append_time else -1
-            batch = topic, partition, base_offset, partition.log.next_offset, append_ms
+            batch = topic, partition, base_offset, partition.log.next_offset, append_ms, partition.leader_epoch
             entries.append(new_tuple(AppendedBatch, batch))
     if acks == ACKS_NONE:
         _close_if_failed(broker, connection, entries, began)
     else:
-        connection.respond(DelayedProduce(broker, connection, version, correlation_id, timeout_ms, entries, began))
+        connection.respond(DelayedProduce(broker, connection, version, correlation_id, request, entries, began))
 
 
 def _resume(
@@ -194,6 +235,8 @@ def _close_if_failed(broker: Broker, connection: Connection, entries: Entries, b
 
 
 def _check_acks(acks: int, partition: Partition) -> None:
+    if acks == ACKS_ALL and not partition.is_leader:
+        raise partition.not_leader()
     if acks == ACKS_ALL:
         raise KafkaError(
             ErrorCode.NOT_ENOUGH_REPLICAS,

@@ -13,6 +13,7 @@ from levada.errors import KafkaError
 from levada.net.connection import Connection
 from levada.wire.fast import fetch as fetch_codec
 from levada.wire.fast import produce as produce_codec
+from levada.wire.fast.fetch import NO_EPOCH
 
 
 @fast_path("produce", produce_codec.VERSIONS)
@@ -57,7 +58,8 @@ def fetch_fast_path() -> FastPath:
         found = fetch_codec.read_cached(cache, view, position, stop, version)
         if found is None:
             request = fetch_codec.read_request(view, position, stop, version)
-            fetch_codec.store(cache, view, position, stop, version, request)
+            if not request.rack or not broker.replication.selects_replicas:
+                fetch_codec.store(cache, view, position, stop, version, request)
         else:
             cached, offset = found
             if _respond(broker, connection, cached, offset, correlation_id):
@@ -77,6 +79,8 @@ def _respond(
     try:
         partition = broker.route(cached.topic, cached.partition, cached.version)
         partition.check_leader_epoch(cached.leader_epoch)
+        if cached.last_fetched_epoch not in (NO_EPOCH, partition.leader_epoch):
+            return False  # the log may diverge from what the consumer has read
         piece = partition.read(offset, min(cached.max_bytes, broker.config.fetch_max_bytes), True, committed)
         size = piece.size
         if piece.cold or size < cached.min_bytes or not size:

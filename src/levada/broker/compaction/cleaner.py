@@ -134,6 +134,7 @@ class LogCleaner:
         return (
             "compact" in partition.log.config.cleanup_policy
             and not partition.offline
+            and not partition.truncating
             and partition not in self._in_progress
             and (failed is None or failed.retry_at <= self._broker.clock.monotonic())
         )
@@ -178,7 +179,7 @@ class LogCleaner:
         state = DurableState(stable_offset, list(partition.producers.last_batches(stable_offset)))
         end_offset, deadline = segments.next_offset, monotonic() + FLUSH_TIMEOUT_S
         while segments.recovery_point < end_offset:
-            if partition.offline or monotonic() > deadline:
+            if partition.offline or partition.truncating or monotonic() > deadline:
                 raise CleanerDiedError("the log could not be flushed")
             self._broker.log_dirs.request_flush(partition)
             await asyncio.sleep(FLUSH_POLL_S)
@@ -202,7 +203,7 @@ class LogCleaner:
             await self._checkpoint(partition, CleanedUpTo(segments.log_start_offset, truncations))
         async with aclosing(process.clean(job)) as reports:
             async for report in reports:
-                if partition.offline or truncations != segments.truncations:
+                if partition.offline or partition.truncating or truncations != segments.truncations:
                     raise LogChangedError("the log is offline, deleted or truncated")
                 match report:
                     case CleanedSegment():

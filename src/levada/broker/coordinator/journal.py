@@ -26,7 +26,7 @@ class ReplayedRecord(NamedTuple):
 class Journal:
     """One partition of `__consumer_offsets` or `__transaction_state`."""
 
-    __slots__ = ("_on_committed", "_on_failure", "end_offset", "partition")
+    __slots__ = ("_leader_epoch", "_on_committed", "_on_failure", "end_offset", "partition")
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class Journal:
     ) -> None:
         self.partition = partition
         self.end_offset = 0  # after the last append
+        self._leader_epoch = partition.leader_epoch  # of this journal: in another one offsets mean other records
         self._on_committed = on_committed  # called with the high watermark when it has advanced
         self._on_failure = on_failure  # called when appended records will never be committed
         partition.watchers.add(self)
@@ -44,6 +45,15 @@ class Journal:
     def is_committed(self) -> bool:
         """Whether all appended records are committed."""
         return self.end_offset <= self.partition.high_watermark
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether another leader epoch has begun: this shard is being closed."""
+        return self.partition.leader_epoch != self._leader_epoch
+
+    def replayed(self, end_offset: int) -> None:
+        """Records below this offset were replayed; a new leader may not have committed all of them yet."""
+        self.end_offset = max(self.end_offset, end_offset)
 
     def append(self, batch: bytearray, now_ms: int) -> None:
         """Append a record batch. Raises KafkaError."""
@@ -55,6 +65,8 @@ class Journal:
     def try_complete(self, published_bytes: int) -> None:
         """The high watermark has advanced, or the partition has failed."""
         partition = self.partition
+        if self.has_ended:
+            return
         self._on_committed(partition.high_watermark)
         if partition.offline and not self.is_committed:
             self._on_failure(partition.storage_error())

@@ -78,7 +78,7 @@ class CoordinatorRuntime(Generic[M]):
         self._shards: dict[int, CoordinatorShard[M]] = {}
         self._creation = asyncio.Lock()  # held until the logs of the new topic are open
         broker.image_listeners.append(self._on_image)
-        broker.partition_listeners.append(self._on_partition)
+        broker.leadership_listeners.append(self._on_leadership)
 
     def shard(self, key: str) -> CoordinatorShard[M]:
         """The shard of a group id or transactional id. NOT_COORDINATOR if this broker does not lead its partition."""
@@ -155,28 +155,28 @@ class CoordinatorRuntime(Generic[M]):
         self._shards.clear()
 
     def _on_image(self, former: ClusterImage, image: ClusterImage) -> None:
-        """Open a shard for each partition of the topic that is open here, and close all others."""
+        """Close the shards of partitions that are not here any more; leadership opens them."""
         topic = image.topics.get(self.topic.name)
         if topic is not None:
             self._partitions = len(topic.partitions)
-        open_here = {}
-        for index in range(len(topic.partitions) if topic is not None else 0):
-            partition = self._broker.partitions.get((self.topic.name, index))
-            if partition is not None:
-                open_here[index] = partition
         for index, shard in list(self._shards.items()):
-            if open_here.get(index) is not shard.partition:
-                del self._shards[index]
-                shard.close()
-        for partition in open_here.values():
-            self._on_partition(partition)
+            if self._broker.partitions.get((self.topic.name, index)) is not shard.partition:
+                self._close(index)
 
-    def _on_partition(self, partition: Partition) -> None:
-        """Open the shard of a partition that is open now."""
-        if partition.topic == self.topic.name and partition.index not in self._shards:
+    def _on_leadership(self, partition: Partition) -> None:
+        """Open the shard of a partition that is led in a new epoch; one of an earlier epoch has ended."""
+        if partition.topic != self.topic.name:
+            return
+        self._close(partition.index)
+        if partition.is_leader:
             self._shards[partition.index] = CoordinatorShard(
                 self._broker, partition, self._new_machine, self._on_loaded, self._run_effect
             )
+
+    def _close(self, index: int) -> None:
+        shard = self._shards.pop(index, None)
+        if shard is not None:
+            shard.close()
 
 
 @lru_cache(1_000)

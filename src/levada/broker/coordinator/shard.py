@@ -259,7 +259,7 @@ class CoordinatorShard(Generic[M]):
     # Loading and unloading.
 
     def _load(self) -> None:
-        if self.partition.offline or self._closed:
+        if self.partition.offline or self._closed or self._journal.has_ended:
             return
         if self.partition.log.log_start_offset == self.partition.log.log_end_offset:
             self._activate(self._new_machine())
@@ -281,6 +281,7 @@ class CoordinatorShard(Generic[M]):
         except Exception as error:  # noqa: BLE001 (a bug must not leave the keys of the shard loading for ever)
             self._on_load_failure(error, offset)
             return
+        self._journal.replayed(offset + 1)
         self._activate(machine)
 
     def _on_load_failure(self, error: Exception, offset: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Protocol
+from weakref import WeakSet
 
 from levada.broker.partition.partition import Partition
 from levada.model import TopicPartition
@@ -44,6 +45,8 @@ class LogCheckpoints:
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._lock = Lock()  # held while files are written
+        self.excluded: set[Partition] = set()  # logs that a thread begins anew: the next start knows nothing of them
+        self._compacted_elsewhere: WeakSet[Partition] = WeakSet()  # followers whose leader has compacted the log
         self._requested: dict[Partition, None] = {}  # their log start offsets are to be durable
         self._waiters: list[asyncio.Future[None]] = []
         self._running = False
@@ -95,7 +98,7 @@ class LogCheckpoints:
 
     def offsets(self) -> Offsets:
         """Return the offsets of this moment; each start is at most its recovery point."""
-        logs = [(partition, partition.log) for partition in list(self._partitions)]
+        logs = [(one, one.log) for one in list(self._partitions) if one not in self.excluded]
         return [(one, point := log.recovery_point, min(log.log_start_offset, point)) for one, log in logs]
 
     def write_offsets(self, offsets: Offsets, not_open: Mapping[TopicPartition, LogDir]) -> None:
@@ -123,6 +126,41 @@ class LogCheckpoints:
         log_dir.write_recovery_points(points)
         log_dir.write_log_start_offsets(starts)
 
+    def write_high_watermarks(self) -> None:
+        """Write the high watermarks of the partitions that have several replicas. Runs in a thread.
+
+        Those of one replica are their log ends. A high watermark that is too low costs nothing but time: the replicas
+        find it again together.
+        """
+        not_open = self._not_open()
+        current = [(partition, partition.high_watermark) for partition in list(self._partitions)]
+        with self._lock:
+            for log_dir in self._dirs:
+                offsets = {
+                    name: log_dir.high_watermarks[name]
+                    for name, owner in not_open.items()
+                    if owner is log_dir and name in log_dir.high_watermarks
+                }
+                for partition, high_watermark in current:
+                    if partition.is_replicated and self._partitions.get(partition) is log_dir:
+                        offsets[TopicPartition(partition.topic, partition.index)] = high_watermark
+                if not log_dir.offline and offsets != log_dir.high_watermarks:
+                    try:
+                        log_dir.write_high_watermarks(offsets)
+                    except OSError as error:
+                        self._loop.call_soon_threadsafe(self._logs.take_offline, log_dir, error)
+
+    async def write_high_watermarks_soon(self) -> None:
+        """Write the high watermarks in the thread of the checkpoints."""
+        await self._loop.run_in_executor(self._thread, self.write_high_watermarks)
+
+    def add_cleaner_offset(self, log_dir: LogDir, partition: Partition) -> None:
+        """Add a log to the cleaner's checkpoint that was not cleaned here, but by its leader. Runs in a thread."""
+        with self._lock:
+            self._compacted_elsewhere.add(partition)
+            name = TopicPartition(partition.topic, partition.index)
+            log_dir.write_cleaner_offsets({name: 0, **log_dir.stored_cleaner_offsets})
+
     def write_cleaner_offsets(
         self, log_dir: LogDir, offsets: Mapping[Partition, int], not_open: Mapping[TopicPartition, LogDir]
     ) -> None:
@@ -138,7 +176,12 @@ class LogCheckpoints:
                 for partition, offset in offsets.items()
                 if self._partitions.get(partition) is log_dir
             }
-            log_dir.write_cleaner_offsets(kept | cleaned)
+            elsewhere = {
+                TopicPartition(partition.topic, partition.index): 0
+                for partition in self._compacted_elsewhere
+                if self._partitions.get(partition) is log_dir
+            }
+            log_dir.write_cleaner_offsets(elsewhere | kept | cleaned)
 
     def remove(self, created: Mapping[LogDir, Sequence[TopicPartition]]) -> None:
         """Remove deleted logs from the checkpoints before logs of the same names are created. Runs in a thread."""

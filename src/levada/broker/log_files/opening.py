@@ -41,6 +41,7 @@ class LogToOpen(NamedTuple):
     existed: bool
     is_assigned: bool  # whether the metadata assigns it to this log dir
     strays: Sequence[Candidate]  # directories of the same name that belong to other topics
+    is_replicated: bool = False  # this is one of several replicas
 
 
 class OpenedLog(NamedTuple):
@@ -89,7 +90,10 @@ class LogLocator:
             raise _storage_error(f"its log dir {log_dir.path} is offline")
         self.logs[log_dir.path] += 1
         is_assigned = assigned == log_dir.directory_id
-        return LogToOpen(name, topic.id, state.leader_epoch, config, log_dir, bool(own), is_assigned, strays)
+        is_replicated = len(state.replicas) > 1
+        return LogToOpen(
+            *(name, topic.id, state.leader_epoch, config, log_dir, bool(own), is_assigned, strays, is_replicated)
+        )
 
     def strays(self) -> list[Candidate]:
         """Take the directories of partitions that are not in the metadata, once all others are located."""
@@ -179,10 +183,14 @@ def open_log(request: LogToOpen, disk: Disk, clock: Clock, handles: FileHandleCa
     if not existed:
         log_dir.rename_as_stray(name, unless=request.topic_id)
     checkpoint = log_dir.checkpoint_of(name) if existed else NEW_LOG
+    if request.is_replicated:
+        compacts = "compact" in request.config.cleanup_policy
+        checkpoint = checkpoint._replace(may_have_gaps=compacts or log_dir.may_be_compacted(name))
     directory, now_ms = log_dir.create_partition(name, request.topic_id), clock.now_ms()
     log = Log.open(directory, request.config, disk, now_ms=now_ms, progress=progress, **checkpoint._asdict())
     producers = load_producers(log)
-    log.assign_epoch(request.leader_epoch)
+    if not request.is_replicated:
+        log.assign_epoch(request.leader_epoch)  # here, since it writes a file
     log.use(handles)
     return OpenedLog(log, producers)
 

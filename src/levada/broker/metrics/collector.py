@@ -8,11 +8,13 @@ would block the event loop for a tenth of a second per scrape.
 import os
 import resource
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Final
 
 from levada.broker.broker import Broker, traffic
+from levada.broker.metrics.family import COUNTER, GAUGE, HISTOGRAM, Family
+from levada.broker.metrics.replication import replication_families
 from levada.broker.metrics.requests import BOUNDS_MS
 from levada.core.cluster.topic_names import is_internal
 from levada.core.groups.classic.group import ClassicGroup, State
@@ -23,9 +25,6 @@ from levada.net.listener import Listener
 from levada.wire.internal.transaction_records import Status
 from levada.wire.schema.versions import APIS
 
-COUNTER: Final = "counter"
-HISTOGRAM: Final = "histogram"
-GAUGE: Final = "gauge"
 TRAFFIC: Final = {
     "messagesin": "Records produced",
     "bytesin": "Bytes produced",
@@ -34,21 +33,6 @@ TRAFFIC: Final = {
 IDLE_WINDOW_S: Final = 60.0
 IDLE_READING_S: Final = 5.0
 GROUP_STATES: Final = {ClassicGroup.kind: State, ConsumerGroup.kind: GroupState}
-
-
-class Family(NamedTuple):
-    """One metric family in Prometheus' text format; its labels are escaped where they need it."""
-
-    name: str
-    kind: str
-    description: str
-    samples: Iterable[tuple[str, float]]  # labels, of a histogram after the suffix of the name, and value
-
-    def text(self) -> str:
-        """The lines of the exposition."""
-        name = self.name
-        head = f"# HELP {name} {self.description}\n# TYPE {name} {self.kind}\n"
-        return head + "".join([f"{name}{labels} {value}\n" for labels, value in self.samples])
 
 
 class IdleRatio:
@@ -93,6 +77,7 @@ class Collector:
         """All metric families, one at a time."""
         yield from self._topics()
         yield from self._requests()
+        yield from replication_families(self._broker, self._includes)
         yield from self._logs()
         yield from self._log_dirs()
         yield from self._cleaner()
@@ -260,16 +245,14 @@ class Collector:
     def _node(self) -> Iterator[Family]:
         broker = self._broker
         offline = len(broker.log_dirs.offline_partitions())
-        served = sum(not partition.offline for partition in broker.partitions.values())
+        leaderless = sum(state.leader < 0 for topic in broker.image.topics.values() for state in topic.partitions)
         image, sessions = broker.image, broker.sessions
         partitions = sum(len(topic.partitions) for topic in image.topics.values())
         here, cluster = "kafka_server_replicamanager", "kafka_controller_kafkacontroller"
         cache = "kafka_server_fetchsessioncache"
         gauges = (
             (f"{here}_partitioncount", len(broker.partitions), "Partitions here"),
-            (f"{here}_leadercount", served, "Partitions led here"),
             (f"{here}_offlinereplicacount", offline, "Partitions here whose log or directory is offline"),
-            (f"{here}_underreplicatedpartitions", 0, "Partitions led here that lack a replica"),
             (
                 f"{cluster}_activecontrollercount",
                 int(image.controller_id == broker.node_id),
@@ -277,7 +260,11 @@ class Collector:
             ),
             (f"{cluster}_globaltopiccount", len(image.topics), "Topics of the cluster"),
             (f"{cluster}_globalpartitioncount", partitions, "Partitions of the cluster"),
-            (f"{cluster}_offlinepartitionscount", offline, "Partitions of the cluster without a leader"),
+            (
+                f"{cluster}_offlinepartitionscount",
+                max(offline, leaderless),
+                "Partitions of the cluster without a leader",
+            ),
             (
                 "kafka_log_logmanager_offlinelogdirectorycount",
                 len(broker.log_dirs.offline),

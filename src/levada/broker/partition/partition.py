@@ -1,26 +1,18 @@
-"""A partition as its leader runs it: validates and appends batches, advances the high watermark, serves reads.
+"""A replica as its leader runs it: validates and appends batches, advances the high watermark, serves reads.
 
 The middle of the hot path. `append` validates a batch where it was received, sets its offset and queues it. `publish`,
-in the flush, writes what was queued and only then advances the high watermark: no reader sees, and no response
-acknowledges, a record that is not in the file. With `levada.acks.wait.for.fsync` it waits for the fsync as well.
+in the flush, writes what was queued and only then advances the written offset: no reader sees, and no response
+acknowledges, a record that is not in the file. With `levada.acks.wait.for.fsync` it waits for the fsync as well. Where
+there is one replica, the high watermark advances with it.
 """
 
-from collections.abc import Callable
 from struct import Struct
-from typing import NamedTuple
-from uuid import UUID
 
 from crc32c import crc32c
 
-from levada.broker.partition.transactions import LastStableWatch, Transactions, load_producers
-from levada.broker.partition.validation import CODEC_MAX, CheckedBy, ValidationRules, not_appendable
-from levada.broker.purgatory import Watcher
-from levada.config.topic import TopicConfig
-from levada.core.cluster.topic_names import check_deletable, is_internal
-from levada.core.partition.producer_state import ProducerStates
+from levada.broker.partition.replica import PartitionContext, PartitionReplica
+from levada.broker.partition.validation import CODEC_MAX, CheckedBy, not_appendable
 from levada.errors import ErrorCode, KafkaError
-from levada.net.flush import FlushQueue
-from levada.storage.log.log import Log
 from levada.storage.log.reader import Slice
 from levada.storage.log.segment import CorruptBatchError
 from levada.wire.batches import (
@@ -35,7 +27,8 @@ from levada.wire.batches import (
     read_header,
     set_log_append_time,
 )
-from levada.wire.fast.produce import ResponseTemplate
+
+__all__ = ["READ_COMMITTED", "Partition", "PartitionContext"]
 
 READ_COMMITTED = 1
 
@@ -46,112 +39,18 @@ _unpack_own = Struct(">8xi23xqq6xi").unpack_from  # the same of batches that nee
 _pack_offset = OFFSET_LENGTH_EPOCH.pack_into
 
 
-class PartitionContext(NamedTuple):
-    """What a partition needs of its broker."""
+class Partition(PartitionReplica):
+    """One replica on this broker, with what clients do to it."""
 
-    flush_queue: FlushQueue
-    sync_soon: Callable[["Partition"], None]  # request an fsync of the log; `synced` follows
-    failed: Callable[["Partition", OSError | CorruptBatchError], None]  # the disk is broken, or the log damaged
-
-
-class Partition:
-    """One log that this broker leads."""
-
-    __slots__ = (
-        "__weakref__",
-        "_announced_bytes",
-        "_context",
-        "_dirty_since_ms",
-        "_flush_messages",
-        "_flush_ms",
-        "_internal",
-        "_queued",
-        "_unflushed",
-        "_waits_for_fsync",
-        "bytes_in",
-        "bytes_out",
-        "high_watermark",
-        "in_sync_replicas",
-        "index",
-        "last_stable_watch",
-        "leader_epoch",
-        "log",
-        "messages_in",
-        "min_insync_replicas",
-        "offline",
-        "producers",
-        "response_templates",
-        "rules",
-        "topic",
-        "topic_id",
-        "transactions",
-        "watchers",
-    )
-
-    def __init__(
-        self,
-        topic: str,
-        topic_id: UUID,
-        index: int,
-        leader_epoch: int,
-        log: Log,
-        context: PartitionContext,
-        producers: ProducerStates | None = None,  # of the log, if a thread has loaded them
-    ) -> None:
-        self.topic = topic
-        self.topic_id = topic_id
-        self.index = index
-        self.leader_epoch = leader_epoch
-        self.log = log
-        self.producers = load_producers(log) if producers is None else producers
-        self.in_sync_replicas = 1
-        self.high_watermark = log.log_end_offset
-        self.offline = False
-        self.watchers: set[Watcher] = set()
-        self.last_stable_watch = LastStableWatch()
-        self.transactions = Transactions(self)
-        self.response_templates: dict[int, ResponseTemplate] = {}  # to a Produce of one batch, by version
-        self.messages_in = self.bytes_in = self.bytes_out = 0
-        self._context = context
-        self._internal = is_internal(topic)  # written by coordinators only
-        self._announced_bytes = 0  # of bytes_in, those that watchers have been notified of
-        self._queued = False  # whether the flush queue has this partition
-        self._unflushed = 0  # messages since the last fsync
-        self._dirty_since_ms = 0  # when unsynced data was first seen; 0 if there is none
-        log.assign_epoch(leader_epoch)
-        log.on_roll = self._rolled
-        self.configure(log.config)
-
-    def configure(self, config: TopicConfig) -> None:
-        """Apply the topic's settings."""
-        self.log.config = config
-        self.rules = ValidationRules.of(config)
-        self.min_insync_replicas = config.min_insync_replicas
-        self._flush_messages = config.flush_messages
-        self._flush_ms = config.flush_ms
-        self._waits_for_fsync = config.levada_acks_wait_for_fsync
-
-    @property
-    def last_stable_offset(self) -> int:
-        """Where read_committed readers stop; without open transactions it is the high watermark."""
-        producers = self.producers
-        if not producers.ongoing_txns and not producers.unreplicated_txns:
-            return self.high_watermark
-        first = producers.first_unstable_offset()
-        assert first is not None
-        return max(self.log.log_start_offset, min(first, self.high_watermark))
-
-    @property
-    def log_start_offset(self) -> int:
-        return self.log.log_start_offset
+    __slots__ = ()
 
     # Writing.
 
     def append(self, view: memoryview, start: int, stop: int, now_ms: int, checked_by: CheckedBy = None) -> int:
         """Validate and queue the batch view[start:stop]; its base offset, also when it is a duplicate."""
         size, rules = stop - start, self.rules
-        if size < HEADER_BYTES or self._internal:
-            raise not_appendable(self.topic, self._internal, size)
+        if size < HEADER_BYTES or self._rejects_clients:
+            raise not_appendable(self.topic, self._internal, size) if self.is_leader else self.not_leader()
         header = _unpack_checked(view, start)
         length, magic, crc, attributes, delta, max_timestamp, producer_id, epoch, sequence, count = header
         if length + LOG_OVERHEAD != size or magic != MAGIC or size > rules.message_bytes_max:
@@ -190,6 +89,8 @@ class Partition:
 
     def append_own(self, batch: bytearray, now_ms: int) -> int:
         """Queue a batch that this broker made itself; the log end offset with it."""
+        if not self.is_leader:
+            raise self.not_leader()
         view = memoryview(batch)
         length, max_timestamp, producer_id, count = _unpack_own(batch)
         self.reserve(view, length, count, max_timestamp, now_ms)
@@ -220,7 +121,7 @@ class Partition:
         return base_offset
 
     def publish(self) -> None:
-        """Write what was queued; then advance the high watermark, or request the fsync that does."""
+        """Write what was queued; then advance the written offset, or request the fsync that does."""
         self._queued = False
         if self.offline:
             return
@@ -232,59 +133,31 @@ class Partition:
             return
         if self._waits_for_fsync:
             self._context.sync_soon(self)
+            if self.replicas is not None:  # followers fetch and fsync at the same time
+                self._notify_log_end()
             return
-        published = log.log_end_offset - self.high_watermark
-        self._advance(log.log_end_offset)
+        end_offset = log.log_end_offset
+        published = end_offset - self.written_offset
+        if self.replicas is None:
+            self.written_offset = end_offset
+            self._advance(end_offset)
+        else:
+            self._written(end_offset)
         if self._flush_messages <= (unflushed := self._unflushed + published):
             self._context.sync_soon(self)
         else:
             self._unflushed = unflushed
 
+    def sync_soon(self) -> None:
+        self._context.sync_soon(self)
+
     def crashed(self, error: Exception) -> None:
         """A bug in `publish`: what the log holds is unknown."""
         self.go_offline()
 
-    def synced(self) -> None:
-        """The group commit has fsynced everything below the recovery point."""
-        self._unflushed = self.log.log_end_offset - self.log.recovery_point
-        if self.log.recovery_point > self.high_watermark:
-            self._advance(self.log.recovery_point)
-
-    def flush_if_due(self, now_ms: int) -> None:
-        """Request an fsync when data has been unsynced for flush.ms."""
-        if self.log.recovery_point >= self.log.log_end_offset:
-            self._dirty_since_ms = 0
-        elif not self._dirty_since_ms:
-            self._dirty_since_ms = now_ms
-        elif now_ms - self._dirty_since_ms >= self._flush_ms:
-            self._dirty_since_ms = now_ms
-            self._context.sync_soon(self)
-
-    def _advance(self, high_watermark: int) -> None:
-        self.high_watermark = high_watermark
-        if self.producers.unreplicated_txns:
-            self.producers.on_high_watermark_updated(high_watermark)
-        fresh = self.bytes_in - self._announced_bytes
-        self._announced_bytes = self.bytes_in
-        if self.watchers:
-            for watcher in list(self.watchers):
-                watcher.try_complete(fresh)
-        if self.last_stable_watch.watchers:
-            self.last_stable_watch.advance(self.last_stable_offset, self.bytes_in)
-
-    def go_offline(self) -> None:
-        """Stop serving, since the disk is broken or the partition deleted; its watchers complete now."""
-        self.offline = True
-        for watcher in [*self.watchers, *self.last_stable_watch.watchers]:
-            watcher.try_complete(0)
-
     def failed(self, error: OSError | CorruptBatchError) -> KafkaError:
-        """Report a disk failure or damage, which takes the log offline; the error for the client."""
         self._context.failed(self, error)
         return self.storage_error()
-
-    def storage_error(self) -> KafkaError:
-        return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {self.topic}-{self.index} is offline")
 
     # Reading. Requests take effect in their order: a Fetch finds what was sent before it, acknowledged or not.
 
@@ -297,47 +170,20 @@ class Partition:
         """Batches from `offset` up to the high watermark, or to the last stable offset (`committed`)."""
         if self._queued:
             self.publish()
-        if self.offline:
-            raise self.storage_error()
+        if self.offline or self.truncating:
+            raise self.unreadable()
         end_offset = self.last_stable_offset if committed else self.high_watermark
         try:
             return self.log.read(offset, max_bytes, end_offset, minimum_one)
         except (OSError, CorruptBatchError) as error:
             raise self.failed(error) from None
 
-    def delete_records(self, offset: int) -> int:
-        """Advance the log start offset; returns it."""
-        if self.offline:
-            raise self.storage_error()
-        check_deletable(self.topic, self.log.config.cleanup_policy)
-        if not 0 <= offset <= self.high_watermark:
-            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is not in the log")
-        self.log.delete_records(offset)
-        return self.log.log_start_offset
-
-    def epoch_end(self, leader_epoch: int) -> tuple[int, int]:
-        """The largest epoch up to this one, and its end offset for readers."""
-        epoch, end_offset = self.log.epoch_end_offset(leader_epoch)
-        return epoch, min(end_offset, self.high_watermark)
-
-    def check_leader_epoch(self, epoch: int) -> None:
-        """A client with another leader epoch must refresh its metadata."""
-        if epoch >= 0 and epoch != self.leader_epoch:
-            older = epoch < self.leader_epoch
-            code = ErrorCode.FENCED_LEADER_EPOCH if older else ErrorCode.UNKNOWN_LEADER_EPOCH
-            raise KafkaError(code, f"epoch {epoch}, but {self.leader_epoch} leads {self.topic}-{self.index}")
-
-    def close(self) -> None:
-        """Close cleanly: everything is on disk, and the next start needs no recovery."""
-        self.save_producers(self.log.log_end_offset)
-        self.log.close(clean=True)
-
-    def _rolled(self, offset: int) -> None:
-        """Snapshot and fsync a segment that is closed, so that recovery need not read it."""
-        self.save_producers(offset)
-        self._context.sync_soon(self)
-
-    def save_producers(self, offset: int) -> None:
-        """Write a producer snapshot as of `offset`, the base offset of the next batch."""
-        if offset and offset not in self.log.producer_snapshots.offsets():
-            self.log.producer_snapshots.write(offset, self.producers.encode_snapshot(offset))
+    def read_to_end(self, offset: int, max_bytes: int, minimum_one: bool) -> Slice:
+        """Batches from `offset` up to the log end, as followers read them."""
+        self.publish_queued()
+        if self.offline or self.truncating:
+            raise self.unreadable()
+        try:
+            return self.log.read(offset, max_bytes, self.log.log_end_offset, minimum_one)
+        except (OSError, CorruptBatchError) as error:
+            raise self.failed(error) from None

@@ -141,6 +141,14 @@ class Transactions:
         partition.watchers.add(self)
         return committed
 
+    def end_epoch(self) -> None:
+        """The leader epoch has ended: fail the markers that are not committed, forget what was verified."""
+        partition, pending = self._partition, self._pending_markers
+        self._guards.clear()
+        while pending:
+            pending.popleft()[1].complete(partition.not_leader())
+        partition.watchers.discard(self)
+
     def try_complete(self, published_bytes: int) -> None:
         """Complete the markers that are committed, or fail them all if the partition is offline."""
         partition, pending = self._partition, self._pending_markers

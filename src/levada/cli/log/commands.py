@@ -175,12 +175,13 @@ def _partitions(checks: "list[LogDirCheck]") -> "Topics":
                     change.topic.id,
                     assigned,
                     is_internal(change.topic.name) or "compact" in change.topic.configs.get("cleanup.policy", default),
+                    len(state.replicas) > 1,
                 )
                 for change in changes
                 if isinstance(change, TopicChanged)
                 for index, state in enumerate(change.topic.partitions)
-                if str(state.leader) == one.log_dir.owner
-                and (assigned := state.directory_of(state.leader)) != UNASSIGNED
+                if (owner := int(one.log_dir.owner or -1)) in state.replicas
+                and (assigned := state.directory_of(owner)) != UNASSIGNED
             }
     return {}
 

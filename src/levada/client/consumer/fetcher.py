@@ -22,7 +22,8 @@ class PartitionState:
     """The position of the consumer in a partition, and how far ahead it has fetched."""
 
     __slots__ = (
-        "backing_off", "failed", "fetch_offset", "high_watermark", "partition", "position", "retries", "seeks",
+        "backing_off", "failed", "fetch_offset", "high_watermark", "last_epoch", "partition", "position",
+        "preferred_until", "replica", "retries", "seeks",
     )  # fmt: skip
 
     def __init__(self, partition: TopicPartition, offset: int) -> None:
@@ -31,6 +32,9 @@ class PartitionState:
         self.fetch_offset = offset  # of the next record to fetch
         self.seeks = 0  # what was fetched before the last seek is dropped
         self.high_watermark = -1
+        self.last_epoch = -1  # of the last batch that was fetched; unknown after a seek
+        self.replica = -1  # which the leader has named to read from (KIP-392), and until when
+        self.preferred_until = 0.0
         self.retries: Retries | None = None  # while fetches fail
         self.backing_off = False
         self.failed = False  # until a seek
@@ -38,6 +42,7 @@ class PartitionState:
     def seek(self, offset: int) -> None:
         """Continue at another offset and drop what was fetched."""
         self.position = self.fetch_offset = offset
+        self.last_epoch = -1
         self.seeks += 1
         self.failed = False
         self.retries = None
@@ -78,7 +83,8 @@ class Fetcher:
         self._client = client
         self._policy = RetryPolicy(PARTITION_RETRIABLE, client.request_timeout_ms)
         self._reset = reset
-        self._limits = FetchLimits(fetch_wait_ms, fetch_bytes_max, fetch_bytes, isolation_level, fetch_bytes_min)
+        limits = (fetch_wait_ms, fetch_bytes_max, fetch_bytes, isolation_level, fetch_bytes_min)
+        self._limits = FetchLimits(*limits, client.rack)
         self._buffer_bytes = buffer_bytes
         self._loop = asyncio.get_running_loop()
         self._pool = client.pool()
@@ -176,7 +182,7 @@ class Fetcher:
             by_leader: dict[int, list[PartitionState]] = {}
             for state in self._assigned:
                 if not state.backing_off and not state.failed:
-                    by_leader.setdefault(self._client.cached_leader(state.partition), []).append(state)
+                    by_leader.setdefault(self._node(state), []).append(state)
             for leader, states in by_leader.items():
                 pending = self._pending.get(leader)
                 if pending is None:
@@ -187,6 +193,13 @@ class Fetcher:
                 elif self._refresh and any(pending.seeks.get(state) != state.seeks for state in states):
                     pending.task.cancel()
             self._refresh = False
+
+    def _node(self, state: PartitionState) -> int:
+        """The broker to fetch a partition from: the replica that its leader has named for a while, or the leader."""
+        if state.replica >= 0 and self._loop.time() < state.preferred_until:
+            return state.replica
+        state.replica = -1
+        return self._client.cached_leader(state.partition)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (crash := task.exception()) is not None:
@@ -205,6 +218,7 @@ class Fetcher:
                     await self._complete(state, responses.get(state.partition))
         except FAILURES as failure:
             for state in states:
+                state.replica = -1
                 self._fail(state, failure)
         finally:
             del self._pending[leader]
@@ -222,7 +236,7 @@ class Fetcher:
         for state in states:
             topics[state.partition.topic] = await self._client.topic(state.partition.topic)
         connection = await self._client.connection(leader, self._pool)
-        wanted = [FetchPosition(state.partition, state.fetch_offset, -1) for state in states]
+        wanted = [FetchPosition(state.partition, state.fetch_offset, -1, state.last_epoch) for state in states]
         timeout_ms = self._client.request_timeout_ms
         try:
             return await fetch(connection, wanted, topics, self._limits, request_timeout_ms=timeout_ms)
@@ -237,6 +251,10 @@ class Fetcher:
             self._fail(state, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, detail))
             return
         code = error_code(response.error)
+        if code is not ErrorCode.NONE and state.replica >= 0:
+            state.replica = -1  # the leader decides
+            if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+                return
         if code is ErrorCode.OFFSET_OUT_OF_RANGE and self._reset is not None:
             found = await self._client.list_offsets({state.partition: self._reset})
             state.seek(found[state.partition].offset)
@@ -244,7 +262,14 @@ class Fetcher:
         if code is not ErrorCode.NONE:
             self._fail(state, KafkaError(code, f"{state.partition} at offset {state.fetch_offset}"))
             return
+        if response.diverging is not None:
+            self._truncated(state, response.diverging[1])
+            return
         state.retries = None
+        if response.preferred_replica >= 0:
+            state.replica = response.preferred_replica
+            state.preferred_until = self._loop.time() + self._client.metadata_max_age_s
+            return
         state.high_watermark = response.high_watermark
         if not len(response.records):
             return
@@ -253,8 +278,17 @@ class Fetcher:
             self._fail(state, KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{state.partition}: no whole batch"))
             return
         state.fetch_offset = max(state.fetch_offset, batches[-1][1].last_offset + 1)
+        state.last_epoch = batches[-1][1].partition_leader_epoch
         decoded = decode_batches(state.partition, response, batches)
         self._append(CompletedFetch(state, state.seeks, len(response.records), decoded))
+
+    def _truncated(self, state: PartitionState, end_offset: int) -> None:
+        """The log has lost records that this consumer has read: continue where it agrees, or fail without a reset."""
+        if self._reset is not None:
+            state.seek(min(end_offset, state.position))
+            return
+        detail = f"{state.partition} was truncated to offset {end_offset}, but read up to {state.fetch_offset}"
+        self._fail(state, KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, detail))
 
     def _append(self, completed: CompletedFetch) -> None:
         self._completed.append(completed)

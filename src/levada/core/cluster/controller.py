@@ -28,6 +28,7 @@ from levada.core.cluster.image import (
     TopicRemoved,
     metric_name,
 )
+from levada.core.cluster.isr import AlterPartition, ReplicasOffline, alter_partition, replicas_offline
 from levada.errors import ErrorCode, KafkaError
 
 PRODUCER_ID_BLOCK: Final = 1_000
@@ -88,6 +89,8 @@ Command: TypeAlias = (
     | IncrementalAlterConfigs
     | AllocateProducerIds
     | AssignDirectories
+    | AlterPartition
+    | ReplicasOffline
 )
 
 
@@ -107,6 +110,10 @@ def decide(image: ClusterImage, command: Command) -> list[Change]:
             return [ProducerIdsAllocated(first + PRODUCER_ID_BLOCK)]
         case AlterConfigs() | IncrementalAlterConfigs():
             return alter_configs(image, command)
+        case AlterPartition():
+            return alter_partition(image, command)
+        case ReplicasOffline():
+            return replicas_offline(image, command)
         case AssignDirectories():
             return _assign_directories(image, command)
 

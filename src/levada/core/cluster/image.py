@@ -13,6 +13,7 @@ from levada.model import NO_LEADER, Endpoint
 
 CLUSTER_DEFAULT: Final = ""  # the resource name of the dynamic default configs of all brokers
 FIRST_PRODUCER_ID: Final = 0
+NO_BROKER_EPOCH: Final = -1
 UNASSIGNED: Final = UUID(int=0)  # Kafka's directory id of a replica whose log has not been created
 
 
@@ -27,6 +28,18 @@ class PartitionImage:
     partition_epoch: int = 0
     # The id of the log dir of each replica (KIP-858); empty in records of versions that did not assign any.
     directories: tuple[UUID, ...] = ()
+    isr_epochs: tuple[int, ...] = ()  # the broker epoch in which each member of the ISR joined it (KIP-903)
+
+    def isr_epoch(self, broker: int) -> int:
+        """Return the broker epoch in which a broker joined the ISR; NO_BROKER_EPOCH if it is not a member."""
+        if broker not in self.isr or not self.isr_epochs:
+            return NO_BROKER_EPOCH
+        return self.isr_epochs[self.isr.index(broker)]
+
+    @property
+    def leader_broker_epoch(self) -> int:
+        """The broker epoch in which the leader was elected; NO_BROKER_EPOCH without a leader."""
+        return self.isr_epoch(self.leader)
 
     def directory_of(self, broker: int) -> UUID | None:
         """Return the log dir that holds the replica of a broker; None if an older version did not record it."""
@@ -51,6 +64,7 @@ class BrokerImage:
     endpoints: tuple[Endpoint, ...]
     rack: str | None = None
     epoch: int = 0
+    shutting_down: bool = False  # in controlled shutdown: leaders are moved to other brokers
 
 
 @dataclass(frozen=True, slots=True)

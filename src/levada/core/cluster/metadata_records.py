@@ -70,10 +70,8 @@ def decode(key: str, value: bytes | None) -> Change | None:
     if key.startswith(GROUP_CONFIGS):
         configs = {} if value is None else _read(value, dict[str, str])
         return GroupConfigsChanged(unquote(key.removeprefix(GROUP_CONFIGS)), configs)
-    if key.startswith(BROKERS):
-        if value is None:
-            return BrokerRemoved(int(key.removeprefix(BROKERS)))
-        return BrokerChanged(_read(value, BrokerImage))
+    if key.startswith(BROKERS) and (name := key.removeprefix(BROKERS)).isdecimal():
+        return BrokerRemoved(int(name)) if value is None else BrokerChanged(_read(value, BrokerImage))
     kinds = {PRODUCER_IDS: ProducerIdsAllocated, CLUSTER: ClusterFormed, CONTROLLER: ControllerChanged}
     kind = kinds.get(key)
     return None if kind is None or value is None else _read(value, kind)

@@ -9,6 +9,8 @@ The state machine is pure: time and the source of session ids are arguments. A h
 `new_context` raises KafkaError for an error of the session; the response then has its code, session id 0 and no
 partitions. `include` is called once for each partition when the response is built: it caches what the client receives.
 A partition with records moves to the end of the session's order, so that none starves when responses are small.
+A follower's session has thousands of partitions, and most of them have nothing new. So its owner marks those that are
+`due`, and a request reads these and the ones that it names.
 Without a session (most clients except Java's) a request costs one small object.
 """
 
@@ -47,7 +49,7 @@ class FetchPartition:
 class FetchSession:
     """The cached partitions of one client, and the epoch of its next request."""
 
-    __slots__ = ("by_topic_id", "created_ms", "epoch", "id", "last_used_ms", "partitions", "privileged")
+    __slots__ = ("by_topic_id", "created_ms", "due", "epoch", "id", "last_used_ms", "partitions", "privileged")
 
     def __init__(self, session_id: int, by_topic_id: bool, privileged: bool, now_ms: int) -> None:
         self.id = session_id
@@ -57,6 +59,7 @@ class FetchSession:
         self.last_used_ms = now_ms
         self.epoch = 1  # expected in the next request
         self.partitions: dict[tuple[TopicKey, int], FetchPartition] = {}  # in the order they are read
+        self.due: dict[tuple[TopicKey, int], None] = {}  # of a follower: what the next read must include
 
     @property
     def eviction_key(self) -> tuple[bool, int, int]:
@@ -68,6 +71,7 @@ class FetchContext:
     """One Fetch request: the partitions to read, in order, and which of them the response contains."""
 
     __slots__ = ("_epoch", "_incremental", "_session", "partitions", "session_id")
+    partitions: Sequence[FetchPartition]
 
     def __init__(self, partitions: Sequence[FetchPartition], session: FetchSession | None, incremental: bool) -> None:
         self.partitions = partitions
@@ -75,6 +79,20 @@ class FetchContext:
         self._session = session
         self._incremental = incremental
         self._epoch = 0 if session is None else session.epoch
+
+    @property
+    def follower_session(self) -> FetchSession | None:
+        """The session of a follower; None without one, and for consumers."""
+        return self._session if self._session is not None and self._session.privileged else None
+
+    def add_due(self) -> None:
+        """Read also the partitions that have become due since the request: after a wait."""
+        session = self.follower_session
+        if session is not None and session.due:
+            present = {(partition.topic, partition.partition) for partition in self.partitions}
+            more = [session.partitions[key] for key in session.due if key in session.partitions and key not in present]
+            self.partitions = [*self.partitions, *more]
+            session.due.clear()
 
     @property
     def superseded(self) -> bool:
@@ -209,6 +227,10 @@ class FetchSessions:
         self._sessions[session.id] = session
         session.last_used_ms = now_ms
         session.epoch = session.epoch + 1 if session.epoch < _EPOCH_MAX else 1
+        if session.privileged:
+            context = FetchContext(fetch_data, session, True)
+            context.add_due()
+            return context
         return FetchContext(list(partitions.values()), session, True)
 
     def _remove(self, session: FetchSession) -> None:

@@ -129,7 +129,7 @@ class CheckedLog:
             if error.errno not in FILE_ERRORS or os.path.basename(segment.path) not in self.files.irregular:
                 raise
             return  # it is listed already
-        contiguous = following is None or not self._compacted
+        contiguous = self._is_contiguous(following)
         scan = scan_segment(
             segment, INTERVAL_BYTES, contiguous=contiguous, following=following, progress=self._progress
         )
@@ -148,7 +148,11 @@ class CheckedLog:
         point, end = self._checkpoint.recovery_point, following
         if following is None and self._checkpoint.clean and point is not None and scan.end_offset < point:
             end = point
-        self.rules[segment.base_offset] = OffsetRule(segment.base_offset, following is None or not self._compacted, end)
+        self.rules[segment.base_offset] = OffsetRule(segment.base_offset, self._is_contiguous(following), end)
+
+    def _is_contiguous(self, following: int | None) -> bool:
+        """Whether no offsets may be missing in a segment; in the last one they may be if a leader has compacted it."""
+        return not self._compacted or (following is None and not self._checkpoint.may_have_gaps)
 
     def _invalid_pieces(self, segment: LogSegment, following: int | None) -> Iterator[Damage]:
         reached = segment.base_offset

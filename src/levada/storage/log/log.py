@@ -3,11 +3,13 @@
 `reserve` assigns offsets and queues batches: `next_offset` advances at once. `publish` writes them all, and only then
 `log_end_offset` advances. Nothing beyond `log_end_offset` is ever read. After a failed write or fsync the content of
 the file is unknown, so the log accepts nothing more until it is reopened and recovered. A log belongs to one thread;
-only `flush` and `delete_segment_files` may run in another.
+only `flush` and `delete_segment_files` may run in another. `truncate_to` and `restart_at` copy files and wait for the
+device: their caller hands the whole log over to a thread until they are done.
 """
 
 import os
 from collections.abc import Callable, Iterator
+from threading import Lock
 from typing import Self
 
 from levada.config.topic import TopicConfig
@@ -36,6 +38,7 @@ class Log:
         "_disk",
         "_end",
         "_failure",
+        "_flush_lock",
         "_handles",
         "_index_after",
         "_queue",
@@ -78,6 +81,7 @@ class Log:
         self.reader = LogReader(self.segments, config.index_interval_bytes)
         self._queue: list[memoryview] = []
         self._failure: OSError | None = None
+        self._flush_lock = Lock()  # a flush and a truncation exclude each other
         self._directories_dirty = {directory, os.path.dirname(directory)}  # not fsynced yet; two threads change it
         self._clean_end = -1  # the log end offset of the clean shutdown before this start
         self.truncations = 0  # counts how often the end of the log was truncated
@@ -95,11 +99,12 @@ class Log:
         recovery_point: int | None = None,
         log_start_offset: int | None = None,
         power_lost: bool = True,
+        may_have_gaps: bool = False,
         handles: FileHandleCache | None = None,
         progress: Progress = unreported,
     ) -> Self:
         """Open and recover the log of a directory, or create one. All logs of a broker share `handles`."""
-        checkpoint = LogCheckpoint(clean, recovery_point, log_start_offset, power_lost)
+        checkpoint = LogCheckpoint(clean, recovery_point, log_start_offset, power_lost, may_have_gaps)
         recovered = Recovery(directory, config, disk, now_ms, checkpoint, progress).run()
         handles = FileHandleCache(disk, OPEN_FILES_MAX) if handles is None else handles
         for segment in recovered.segments:
@@ -279,10 +284,15 @@ class Log:
 
     # Leader epochs.
 
-    def assign_epoch(self, leader_epoch: int) -> None:
-        """Record that batches from `next_offset` on have this leader epoch."""
-        if self.leader_epochs.assign(leader_epoch, self.next_offset):
+    def assign_epoch(self, leader_epoch: int, start_offset: int | None = None) -> None:
+        """Record that batches from `start_offset` (default: `next_offset`) on have this leader epoch."""
+        if self.leader_epochs.assign(leader_epoch, self.next_offset if start_offset is None else start_offset):
             self._store_epochs()
+
+    def forget_empty_epochs(self) -> None:
+        """Forget the leader epochs that start at the log end: no batch has them."""
+        self.leader_epochs.truncate_from_end(self.log_end_offset)
+        self._store_epochs()
 
     def _store_epochs(self) -> None:
         self.leader_epochs.store()
@@ -335,8 +345,11 @@ class Log:
         otherwise be taken for fsynced ones.
         """
         assert not self._queue
-        if offset >= self.log_end_offset:
-            return
+        if offset < self.log_end_offset:
+            with self._flush_lock:
+                self._truncate_to(offset)
+
+    def _truncate_to(self, offset: int) -> None:
         self.truncations += 1
         created_ms = self.active.created_ms
         segment, position = self.reader.locate(offset)
@@ -358,10 +371,33 @@ class Log:
         self.leader_epochs.truncate_from_end(end_offset)
         self._store_epochs()
 
+    def restart_at(self, offset: int) -> None:
+        """Delete every batch and continue at an offset: the leader has nothing that this log could be joined to.
+
+        The caller must have removed the log from the checkpoints. The leader epochs go first: they tell recovery where
+        a log starts. A crash before the end leaves a shorter log, or an empty one.
+        """
+        assert not self._queue
+        with self._flush_lock:
+            self.truncations += 1
+            self.leader_epochs.entries.clear()
+            self.leader_epochs.store()
+            self.leader_epochs.fsync()
+            self.producer_snapshots.delete_after(-1)
+            self.recovery_point = self.log_start_offset = 0
+            created_ms = self.active.created_ms
+            delete_last_segments(self.reader.remove(0, len(self.segments)))
+            self.next_offset = self.log_end_offset = self.log_start_offset = offset
+            self._create_segment(created_ms)
+
     # Durability.
 
     def flush(self) -> None:
         """Fsync the published batches. Runs in a thread, during appends. A failure is final."""
+        with self._flush_lock:
+            self._flush()
+
+    def _flush(self) -> None:
         if self._failure:
             raise self._failure
         end_offset, truncations = self.log_end_offset, self.truncations
@@ -381,6 +417,11 @@ class Log:
             raise
         if truncations == self.truncations:
             self.recovery_point = max(self.recovery_point, end_offset)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a write or an fsync has failed: nothing is accepted until the log is opened again."""
+        return self._failure is not None
 
     @property
     def is_unchanged(self) -> bool:

@@ -221,7 +221,8 @@ def check_segment(
     verified = verified_end_offset(segment, interval) if durable else None
     if verified is not None:
         return CheckedSegment(segment, verified, None, durable)
-    scan = scan_segment(segment, interval, contiguous=following is None, following=following, progress=progress)
+    contiguous = following is None and not checkpoint.may_have_gaps
+    scan = scan_segment(segment, interval, contiguous=contiguous, following=following, progress=progress)
     return CheckedSegment(segment, scan.end_offset, scan, durable)
 
 

@@ -3,8 +3,9 @@
 Outside of a fetch session a consumer of one partition sends the same request again and again except for the offset.
 `read_cached` recognises it, and its response is written from a template. Tests compare with the general codec.
 
-v4 isolation level; v5 log start offset; v7 sessions (KIP-227); v9 leader epoch; v11 rack; v12 flexible and last
-fetched epoch; v13 topic ids; v15 replica state as a tagged field.
+v4 isolation level; v5 log start offset; v7 sessions (KIP-227); v9 leader epoch; v11 rack and preferred replica
+(KIP-392); v12 flexible and last fetched epoch (KIP-595); v13 topic ids; v15 replica state as a tagged field (KIP-903);
+v16 leader hints (KIP-951).
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,13 @@ from struct import error as StructError
 from typing import Final, NamedTuple
 
 from levada.errors import ErrorCode, KafkaError
+from levada.wire.fast.leader_hints import (
+    CurrentLeader,
+    NodeEndpoint,
+    encode_current_leader,
+    encode_node_endpoints,
+    encode_tag,
+)
 from levada.wire.fast.prefix_cache import PrefixCache
 from levada.wire.primitives import (
     INT,
@@ -30,6 +38,8 @@ VERSIONS = range(4, 19)
 SESSIONS_FROM = 7
 FLEXIBLE_FROM = 12
 TOPIC_IDS_FROM = 13
+LEADER_HINTS_FROM = 16
+NO_REPLICA = -1
 CONSUMER = -1  # the replica id of consumers
 NO_EPOCH = -1
 CACHED_REQUESTS_MAX: Final = 16  # of a connection
@@ -40,6 +50,7 @@ NO_PREFERRED_REPLICA: Final = b"\xff\xff\xff\xff"
 NO_TAGS: Final = b"\0\0\0"  # tagged fields of the partition, the topic and the response
 NO_ABORTED = (b"\xff\xff\xff\xff", b"\0")  # a null array: legacy, flexible
 
+_DIVERGING_TAG, _CURRENT_LEADER_TAG = 0, 1  # of a partition in the response
 _REPLICA_STATE_TAG = 1
 _REPLICA_STATE = Struct(">iq")
 _LIMITS = Struct(">iiib")  # max wait, min bytes, max bytes, isolation
@@ -72,6 +83,8 @@ class FetchRequest(NamedTuple):
     session_epoch: int
     partitions: list[PartitionFetch]
     forgotten: list[tuple[bytes, int]]
+    rack: bytes = b""
+    broker_epoch: int = NO_EPOCH  # of a follower
 
 
 class PartitionData(NamedTuple):
@@ -87,6 +100,8 @@ class PartitionData(NamedTuple):
     size: int = 0
     diverging: tuple[int, int] | None = None
     aborted: Sequence[tuple[int, int]] | None = None  # (producer id, first offset); None for read_uncommitted
+    preferred_replica: int = NO_REPLICA
+    current_leader: CurrentLeader | None = None  # of a partition that another broker leads
 
 
 def _partition_struct(version: int) -> Struct:
@@ -130,10 +145,12 @@ def _read(view: memoryview, position: int, stop: int, version: int) -> tuple[Fet
     forgotten: list[tuple[bytes, int]] = []
     if version >= SESSIONS_FROM:
         forgotten, position = _read_forgotten(view, position, stop, version)
+    rack: bytes | None = b""
     if version >= 11:
-        _, position = read_nullable_string(view, position, stop, flexible)
+        rack, position = read_nullable_string(view, position, stop, flexible)
+    broker_epoch = NO_EPOCH
     if flexible:
-        replica_id, position = _read_tags(view, position, stop, replica_id)
+        replica_id, broker_epoch, position = _read_tags(view, position, stop, replica_id)
     request = FetchRequest(
         replica_id,
         max_wait_ms,
@@ -144,6 +161,8 @@ def _read(view: memoryview, position: int, stop: int, version: int) -> tuple[Fet
         session_epoch,
         partitions,
         forgotten,
+        rack or b"",
+        broker_epoch,
     )
     return request, position
 
@@ -195,8 +214,9 @@ def _read_forgotten(view: memoryview, position: int, stop: int, version: int) ->
     return forgotten, position
 
 
-def _read_tags(view: memoryview, position: int, stop: int, replica_id: int) -> tuple[int, int]:
-    """Read the request's tagged fields, of which only the replica id is used."""
+def _read_tags(view: memoryview, position: int, stop: int, replica_id: int) -> tuple[int, int, int]:
+    """Read the request's tagged fields; return the follower's id and broker epoch, and the position."""
+    broker_epoch = NO_EPOCH
     count, position = read_uvarint(view, position)
     for _ in range(count):
         tag, position = read_uvarint(view, position)
@@ -204,15 +224,20 @@ def _read_tags(view: memoryview, position: int, stop: int, replica_id: int) -> t
         if length > stop - position:
             raise IndexError
         if tag == _REPLICA_STATE_TAG:
-            replica_id = _REPLICA_STATE.unpack_from(view, position)[0]
+            replica_id, broker_epoch = _REPLICA_STATE.unpack_from(view, position)
         position += length
-    return replica_id, position
+    return replica_id, broker_epoch, position
 
 
 def write_response(
-    version: int, correlation_id: int, error: int, session_id: int, results: list[PartitionData]
+    version: int,
+    correlation_id: int,
+    error: int,
+    session_id: int,
+    results: list[PartitionData],
+    endpoints: Sequence[NodeEndpoint] = (),
 ) -> list[bytes | memoryview]:
-    """Write the whole frame, size included, as buffers to be sent in order."""
+    """Write the whole frame, size included, as buffers to be sent in order. `endpoints` are of current leaders."""
     flexible = version >= FLEXIBLE_FROM
     body = bytearray(8)  # the frame's size and the correlation id are set last
     body += b"\0\0\0\0\0" if flexible else b"\0\0\0\0"  # the header's tagged fields, throttle time
@@ -237,7 +262,7 @@ def write_response(
                 body = bytearray()
             body += _tags(data, flexible)
         body += b"\0" if flexible else b""
-    body += b"\0" if flexible else b""
+    body += encode_node_endpoints(endpoints) if flexible else b""
     buffers.append(bytes(body))
     size += len(body)
     buffers[0] = INT_PAIR.pack(size - 4, correlation_id) + buffers[0][8:]
@@ -260,7 +285,7 @@ def _write_partition(body: bytearray, data: PartitionData, version: int) -> None
         body += _HEAD.pack(data.partition, data.error, data.high_watermark, data.last_stable_offset)
     body += NO_ABORTED[flexible] if data.aborted is None else _encode_aborted(data.aborted, flexible)
     if version >= 11:
-        body += NO_PREFERRED_REPLICA
+        body += INT.pack(data.preferred_replica)
     body += encode_uvarint(data.size + 1) if flexible else INT.pack(data.size)
 
 
@@ -273,10 +298,12 @@ def _encode_aborted(aborted: Sequence[tuple[int, int]], flexible: bool) -> bytes
 def _tags(data: PartitionData, flexible: bool) -> bytes:
     if not flexible:
         return b""
-    if data.diverging is None:
-        return b"\0"
-    epoch = _REPLICA_STATE.pack(*data.diverging) + b"\0"
-    return b"\1\0" + encode_uvarint(len(epoch)) + epoch
+    fields = []
+    if data.diverging is not None:
+        fields.append(encode_tag(_DIVERGING_TAG, _REPLICA_STATE.pack(*data.diverging) + b"\0"))
+    if data.current_leader is not None:
+        fields.append(encode_current_leader(_CURRENT_LEADER_TAG, data.current_leader))
+    return encode_uvarint(len(fields)) + b"".join(fields)
 
 
 class CachedFetch(NamedTuple):
@@ -287,6 +314,7 @@ class CachedFetch(NamedTuple):
     topic: bytes
     partition: int
     leader_epoch: int
+    last_fetched_epoch: int
     max_bytes: int
     min_bytes: int
     isolation_level: int
@@ -380,6 +408,7 @@ def _cached(version: int, request: FetchRequest) -> CachedFetch:
         wanted.topic,
         wanted.partition,
         wanted.current_leader_epoch,
+        wanted.last_fetched_epoch,
         min(wanted.max_bytes, request.max_bytes),
         request.min_bytes,
         request.isolation_level,

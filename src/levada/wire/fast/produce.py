@@ -3,15 +3,17 @@
 The records stay where they were received, as a pair of positions; responses are written from templates. Tests compare
 with the general codec.
 
-v3 record batches v2 and transactional ids; v5 log start offset; v8 record errors; v9 flexible; v13 topic ids.
+v3 record batches v2 and transactional ids; v5 log start offset; v8 record errors; v9 flexible; v10 leader hints
+(KIP-951); v13 topic ids.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
 from levada.errors import ErrorCode, KafkaError
+from levada.wire.fast.leader_hints import CurrentLeader, NodeEndpoint, encode_current_leader, encode_node_endpoints
 from levada.wire.fast.prefix_cache import PrefixCache
 from levada.wire.primitives import (
     INT,
@@ -28,12 +30,14 @@ from levada.wire.primitives import (
 
 VERSIONS = range(3, 14)
 FLEXIBLE_FROM = 9
+LEADER_HINTS_FROM = 10
 TOPIC_IDS_FROM = 13
 NO_OFFSET = -1
 CACHED_REQUESTS_MAX = 16  # of a connection
 CACHED_BYTES_MAX = 300
 _NO_TAGS = b"\0\0\0"  # tagged fields after the records: of the partition, the topic and the request
 
+_CURRENT_LEADER_TAG = 0
 _ACKS_TIMEOUT = Struct(">hi")
 _FIELDS = Struct(">ihqqq")
 _new = tuple.__new__
@@ -59,6 +63,7 @@ class PartitionResult(NamedTuple):
     log_start_offset: int = NO_OFFSET
     error_message: str | None = None
     record_errors: tuple[tuple[int, str], ...] = ()
+    current_leader: CurrentLeader | None = None  # of a partition that another broker leads, from v10 on
 
 
 def read_request(view: memoryview, position: int, stop: int, version: int) -> ProduceRequest:
@@ -204,8 +209,10 @@ def _offset_position(topic: bytes, version: int) -> int:
     return 8 + 4 + 2 + len(topic) + 4 + 6
 
 
-def write_response(version: int, correlation_id: int, results: list[PartitionResult]) -> bytes:
-    """Write the whole frame, size included; results are grouped by topic."""
+def write_response(
+    version: int, correlation_id: int, results: list[PartitionResult], endpoints: Sequence[NodeEndpoint] = ()
+) -> bytes:
+    """Write the whole frame, size included; results are grouped by topic. `endpoints` are of current leaders."""
     flexible = version >= FLEXIBLE_FROM
     topics: dict[bytes, list[PartitionResult]] = {}
     for result in results:
@@ -220,7 +227,8 @@ def write_response(version: int, correlation_id: int, results: list[PartitionRes
         for result in group:
             _write_result(body, result, version)
         body += b"\0" if flexible else b""
-    body += b"\0\0\0\0\0" if flexible else b"\0\0\0\0"  # throttle time
+    body += b"\0\0\0\0"  # throttle time
+    body += encode_node_endpoints(endpoints) if flexible else b""
     return INT_PAIR.pack(len(body) + 4, correlation_id) + body
 
 
@@ -239,4 +247,7 @@ def _write_result(body: bytearray, result: PartitionResult, version: int) -> Non
         body += b"\0" if flexible else b""
     message = result.error_message
     body += encode_nullable_string(None if message is None else message.encode(), flexible)
-    body += b"\0" if flexible else b""
+    if result.current_leader is not None:
+        body += b"\1" + encode_current_leader(_CURRENT_LEADER_TAG, result.current_leader)
+    else:
+        body += b"\0" if flexible else b""

@@ -472,6 +472,7 @@ class Standstill:
             index=0,
             watchers=set(),
             high_watermark=1,
+            leader_epoch=0,
             append_own=self.append,
         )
         limits = GroupLimits(initial_rebalance_delay_ms=0)
