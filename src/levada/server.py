@@ -20,13 +20,15 @@ from levada.broker.scrub import Scrub
 from levada.clock import Clock, SystemClock
 from levada.config.broker import BrokerConfig
 from levada.config.listeners import address_text
+from levada.config.metadata import MetadataSettings
 from levada.core.cluster.image import BrokerImage
 from levada.core.cluster.topic_names import is_internal
 from levada.errors import KafkaError
+from levada.extras import install_command
 from levada.logs import EventLog
 from levada.loop import new_event_loop
 from levada.metadata.sqlite import SqliteStore
-from levada.metadata.store import StoreError
+from levada.metadata.store import MetadataStore, StoreError
 from levada.model import Endpoint
 from levada.net.buffer_pool import BufferPool
 from levada.net.busy_polling import BusyPoller
@@ -39,6 +41,7 @@ from levada.storage.log_dir import LogDirError
 log = EventLog(__name__)
 
 METADATA_FILE = "levada-metadata.db"
+SESSION_FILE = "zookeeper-session.json"
 # Reference counts free nearly everything. Cycles are rare, and a collection stops all threads: that of the middle
 # generation visits at most 60,000 objects.
 GARBAGE_THRESHOLDS = (10_000, 4, 160)
@@ -84,7 +87,7 @@ class Server:
         self._log_dirs = log_dirs = LogDirs(config, self._disk, self._clock, open_files_max)
         try:
             log_dirs.lock()
-            store = SqliteStore(_metadata_file(log_dirs), self._clock)
+            store = _metadata_store(config, log_dirs, self._clock)
             self.broker = broker = Broker(config, self._clock, store, log_dirs, flush_queue)
             dispatch = dispatcher(broker, self._faults)
             connection_limits = ConnectionLimits(connections_max, config.max_connections_per_ip)
@@ -95,7 +98,7 @@ class Server:
                 self.endpoints.append(endpoint._replace(port=port))
             self.advertised = _advertised(config, self.endpoints)
             image = BrokerImage(config.node_id, self.advertised, config.broker_rack)
-            await broker.controller.start(image, log_dirs.cluster_id)
+            await broker.controller.start(image, log_dirs.cluster_id, unclean=log_dirs.may_lack_messages)
             log_dirs.join(broker.image.cluster_id)
             cleaner = LogCleaner(broker)
             broker.open()
@@ -129,7 +132,9 @@ class Server:
         return None if self._metrics is None else self._metrics.port_in_use
 
     async def stop(self) -> None:
-        """Close connections, then close the logs cleanly, so that the next start needs no recovery."""
+        """Hand over leaders and close connections, then close the logs: the next start needs no recovery."""
+        if hasattr(self, "broker"):
+            await self.broker.controller.shut_down()
         for listener in self._listeners:
             await listener.stop()
         if self._metrics is not None:
@@ -140,9 +145,34 @@ class Server:
             await self._log_dirs.close()
 
 
-def _metadata_file(log_dirs: LogDirs) -> str:
+def _metadata_store(config: BrokerConfig, log_dirs: LogDirs, clock: Clock) -> MetadataStore:
+    """The store that the config selects."""
+    settings = config.metadata
+    if not settings.zookeeper_connect:
+        timeout_s = settings.levada_metadata_session_timeout_ms / 1_000
+        return SqliteStore(_metadata_file(settings, log_dirs), clock, timeout_s)
+    try:
+        from levada.metadata.zookeeper import ZooKeeperSettings, ZooKeeperStore
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "kazoo":
+            raise
+        raise StoreError(f"zookeeper.connect needs kazoo; install it with: {install_command('zookeeper')}") from error
+    session_ms = settings.zookeeper_session_timeout_ms
+    where = ZooKeeperSettings(
+        settings.zookeeper_hosts,
+        settings.zookeeper_root,
+        session_ms / 1_000,
+        (settings.zookeeper_connection_timeout_ms or session_ms) / 1_000,
+        settings.levada_zookeeper_credentials or "",
+        settings.zookeeper_set_acl,
+        os.path.join(log_dirs.first, SESSION_FILE),
+    )
+    return ZooKeeperStore(where, clock)
+
+
+def _metadata_file(settings: MetadataSettings, log_dirs: LogDirs) -> str:
     """The store's file. If it is missing, partitions must not be taken for those of deleted topics."""
-    path = os.path.join(log_dirs.first, METADATA_FILE)
+    path = settings.levada_metadata_file or os.path.join(log_dirs.first, METADATA_FILE)
     if log_dirs.hold_partitions and not os.path.exists(path):
         raise LogDirError(
             f"{path} is missing, but there are partitions in {', '.join(log_dirs.paths)}: "

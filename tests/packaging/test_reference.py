@@ -13,10 +13,11 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "settings.md
 HEAD = """# Settings
 
 Written from the declarations in `src/levada/config/`; do not edit. Names, types and defaults are those of Kafka 4.3,
-except for settings that begin with `levada.` and for those that suit a single node on loopback: `node.id`, `listeners`,
-`log.dirs`, `socket.listen.backlog.size`, the replicas of internal topics, and `segment.bytes`, which may be smaller
-(`tests/compat/test_settings.py` compares them). A topic or group setting without a value takes it from the broker
-settings in the last column, the first that is set. A dynamic setting of the broker can be changed while it runs.
+of `zookeeper.*` those of Kafka 3.9, except for settings that begin with `levada.` and for those that suit a single node
+on loopback: `node.id`, `listeners`, `log.dirs`, `socket.listen.backlog.size`, the replicas of internal topics, and
+`segment.bytes`, which may be smaller (`tests/compat/test_settings.py` compares them). A topic or group setting without
+a value takes it from the broker settings in the last column, the first that is set. A dynamic setting of the broker can
+be changed while it runs.
 """
 
 

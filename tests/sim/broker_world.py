@@ -12,6 +12,8 @@ from random import Random
 from typing import Any, cast
 from uuid import UUID
 
+from tests.support.clusters import topic_records
+
 from levada.broker.broker import Broker
 from levada.broker.coordinator.groups import group_coordinators
 from levada.broker.coordinator.runtime import CoordinatorMetrics
@@ -21,7 +23,7 @@ from levada.broker.producer_ids import ProducerIds
 from levada.config.broker import BrokerConfig
 from levada.config.topic import TopicConfig
 from levada.core.cluster.controller import AllocateProducerIds
-from levada.core.cluster.image import ClusterImage, PartitionImage, TopicChanged, TopicImage
+from levada.core.cluster.image import ClusterImage, PartitionImage
 from levada.model import TopicPartitionKey
 from levada.net.flush import FlushQueue
 from levada.storage.log.log import Log
@@ -85,8 +87,9 @@ class SimTasks:
 def image_of(topics: Mapping[str, int]) -> ClusterImage:
     """A cluster of one broker with these topics."""
     return ClusterImage().apply(
-        TopicChanged(TopicImage(name, UUID(int=number), (HELD_HERE,) * partitions))
+        change
         for number, (name, partitions) in enumerate(topics.items(), start=1)
+        for change in topic_records(name, UUID(int=number), (HELD_HERE,) * partitions)
     )
 
 

@@ -5,8 +5,10 @@ from typing import Any
 from uuid import UUID
 
 from tests.support.classic_groups import World, header
+from tests.support.clusters import topic_records
 
-from levada.core.cluster.image import ClusterImage, PartitionImage, TopicChanged, TopicImage, TopicRemoved
+from levada.core.cluster.changes import TopicRemoved
+from levada.core.cluster.image import ClusterImage, PartitionImage
 from levada.core.groups.classic.group import ClassicGroup
 from levada.core.groups.consumer import requests as consumer_requests
 from levada.core.groups.consumer.assignors import Partitions
@@ -68,8 +70,7 @@ class ConsumerWorld(World):
         if former is None:
             self._next_id += 1
         topic_id = UUID(int=self._next_id) if former is None else former.id
-        topic = TopicImage(name, topic_id, (ONE,) * partitions)
-        self.image = self.image.apply([TopicChanged(topic)])
+        self.image = self.image.apply(topic_records(name, topic_id, (ONE,) * partitions))
         return topic_id
 
     def drop_topic(self, name: str) -> None:

@@ -53,6 +53,13 @@ ITEMS: dict[str, Items] = {
     "metadata": Items("topics", "topics", _same("name", "topic_id")),
     "create_topics": Items("topics", "topics", _same("name")),
     "delete_topics": Items("topics", "responses", _same("name", "topic_id")),
+    "elect_leaders": Items(
+        "topic_partitions",
+        "replica_election_results",
+        _same("topic"),
+        Items("partitions", "partition_result", (("partition_id", ""),)),
+    ),
+    "alter_partition_reassignments": Items("topics", "responses", _same("name"), _BY_PARTITION),
     "create_partitions": Items("topics", "results", _same("name")),
     "describe_topic_partitions": Items("topics", "topics", _same("name")),
     "describe_configs": Items("resources", "results", _RESOURCES),

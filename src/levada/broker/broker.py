@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
+from levada.broker.cluster.controller_duties import Settings
 from levada.broker.compaction.cleaner import CleanerMetrics
 from levada.broker.controller import Controller
 from levada.broker.coordinator.groups import GROUP_KEYS, group_coordinators
@@ -26,6 +27,7 @@ from levada.broker.tasks import Tasks
 from levada.clock import Clock
 from levada.config.broker import BrokerConfig
 from levada.config.topic import TopicConfig
+from levada.core.cluster.duties import DutySettings
 from levada.core.cluster.image import ClusterImage, TopicImage
 from levada.core.cluster.topic_names import is_internal
 from levada.core.partition.fetch_sessions import FetchSessions
@@ -67,7 +69,7 @@ class Broker:
         self.partition_context = PartitionContext(flush_queue, log_dirs.request_flush, log_dirs.failed)
         self.image = ClusterImage()
         self._reconciler = Reconciler(self)
-        self.controller = Controller(store, self.reconcile, self._reconciler.applied)
+        self.controller = Controller(store, self.reconcile, self._reconciler.applied, self._controller_settings)
         self.partitions: dict[tuple[str, int], Partition] = {}
         self._routes = PartitionRoutes(self._not_served)  # to the same partitions
         self.route = self._routes.find
@@ -124,6 +126,11 @@ class Broker:
         """Begin to open every partition of the image; from then on each image is reconciled."""
         self._open = True
         self._reconcile(ClusterImage(), self.image)
+        self.tasks.start("recovered", self._recovered())
+
+    async def _recovered(self) -> None:
+        await self.opened()
+        await self.controller.recovered()
 
     async def opened(self) -> None:
         """Return when the logs of all partitions of the image are open or offline."""
@@ -161,6 +168,19 @@ class Broker:
         for name in ("", str(self.node_id)):
             changes.update(self.image.broker_configs.get(name, {}))
         return self.config.with_overrides(changes) if changes else self.config
+
+    def _controller_settings(self) -> Settings:
+        config = self.current_config()
+        cluster = config.cluster
+        return Settings(
+            DutySettings(
+                config.topic_defaults.unclean_leader_election_enable,
+                cluster.leader_imbalance_per_broker_percentage,
+                cluster.levada_auto_rebalance_enable,
+                cluster.levada_reassignments_max,
+            ),
+            cluster.leader_imbalance_check_interval_seconds if cluster.auto_leader_rebalance_enable else None,
+        )
 
     def _route(self, topic: TopicImage) -> None:
         """Route requests to the open partitions of a topic; those of the others fail until they are open."""

@@ -6,15 +6,16 @@ from typing import Final
 
 from levada.config.properties import ignored_because
 from levada.config.unused import UNUSED_SETTINGS
-from levada.core.cluster.image import (
+from levada.core.cluster.changes import (
     BrokerConfigsChanged,
+    BrokerRemoved,
     Change,
-    ClusterImage,
     GroupConfigsChanged,
     TopicChanged,
-    TopicImage,
+    TopicConfigsChanged,
     TopicRemoved,
 )
+from levada.core.cluster.image import ClusterImage, TopicImage
 from levada.logs import EventLog
 from levada.model import Requester
 
@@ -25,26 +26,39 @@ VALUE_CHARACTERS_MAX: Final = 200  # of a config value, which a client has sent
 BROKER: Final = {"requested_by": "broker"}  # a change that no client requested, such as an internal topic
 
 
-async def log_changes(former: ClusterImage, changes: Sequence[Change], requester: Requester | None) -> None:
-    """Log each change of `former` that an operator may look for; requests for producer ids are left out."""
+async def log_changes(
+    former: ClusterImage, image: ClusterImage, changes: Sequence[Change], requester: Requester | None
+) -> None:
+    """Log each change between two images that an operator may look for; requests for producer ids are left out."""
     fields = BROKER if requester is None else requester.log_fields()
+    logged: set[str] = set()  # topics, each of which has many changes
     for number, change in enumerate(changes, 1):
-        _log_change(former, change, fields)
+        if isinstance(change, TopicChanged | TopicRemoved | TopicConfigsChanged):
+            name = change.topic if isinstance(change, TopicConfigsChanged) else change.name
+            if name not in logged:
+                logged.add(name)
+                _log_topic(name, former.topics.get(name), image.topics.get(name), fields)
+        else:
+            _log_change(former, change, fields)
         if number % LINES_PER_ITERATION == 0:
             await asyncio.sleep(0)
 
 
+def _log_topic(name: str, former: TopicImage | None, topic: TopicImage | None, requester: Mapping[str, object]) -> None:
+    if former is not None and (topic is None or topic.id != former.id):
+        log.info("topic deleted", topic=name, partitions=len(former.partitions), **requester)
+        former = None
+    if topic is None:
+        return
+    if former is not None:
+        log.info("topic altered", topic=name, **_altered(former, topic), **requester)
+        return
+    size = {"partitions": len(topic.partitions), "replication_factor": len(topic.partitions[0].replicas)}
+    log.info("topic created", topic=name, **size, **_differences({}, topic.configs), **requester)
+
+
 def _log_change(former: ClusterImage, change: Change, requester: Mapping[str, object]) -> None:
     match change:
-        case TopicChanged(topic) if topic.name not in former.topics:
-            created = _differences({}, topic.configs)
-            factor = len(topic.partitions[0].replicas)
-            size = {"partitions": len(topic.partitions), "replication_factor": factor}
-            log.info("topic created", topic=topic.name, **size, **created, **requester)
-        case TopicChanged(topic):
-            log.info("topic altered", topic=topic.name, **_altered(former.topics[topic.name], topic), **requester)
-        case TopicRemoved(name):
-            log.info("topic deleted", topic=name, partitions=len(former.topics[name].partitions), **requester)
         case BrokerConfigsChanged(broker, configs):
             before = former.broker_configs.get(broker, {})
             log.info("broker configs altered", broker=broker or "all", **_differences(before, configs), **requester)
@@ -54,6 +68,8 @@ def _log_change(former: ClusterImage, change: Change, requester: Mapping[str, ob
         case GroupConfigsChanged(group, configs):
             before = former.group_configs.get(group, {})
             log.info("group configs altered", group=group, **_differences(before, configs), **requester)
+        case BrokerRemoved(broker_id):
+            log.info("broker unregistered", broker=broker_id, **requester)
 
 
 def _altered(former: TopicImage, topic: TopicImage) -> dict[str, object]:

@@ -1,56 +1,36 @@
-"""Executes commands of the controller: decides them on the newest image and commits the changes to the store.
+"""Executes commands of the controller, and takes part in the cluster: image, registration, duties.
 
-A command completes when this broker has applied its changes: the logs of new partitions are open. Commands are executed
-one at a time, but do not wait for the logs of others. After a conflict, another process has written first; its changes
-are already in the image, and the command is decided again.
+Any broker executes commands: it decides them on its newest image and commits the changes to the store. A command
+completes when this broker has applied its changes: the logs of new partitions are open. Commands are executed one
+request at a time, but do not wait for the logs of others.
 """
 
 import asyncio
-import base64
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Final, NamedTuple
-from uuid import UUID, uuid4
+from typing import Final
 
 from levada.broker.change_log import log_changes
-from levada.core.cluster import metadata_records
+from levada.broker.cluster.commits import Commits, Decision
+from levada.broker.cluster.controller_duties import ControllerDuties, Settings
+from levada.broker.cluster.ids import new_topic_id
+from levada.broker.cluster.image_updates import ImageUpdates
+from levada.broker.cluster.registration import Registration
+from levada.core.cluster.changes import Change, PartitionChanged, TopicChanged, TopicConfigsChanged, TopicRemoved
 from levada.core.cluster.controller import Command, decide
-from levada.core.cluster.image import (
-    BrokerChanged,
-    BrokerImage,
-    Change,
-    ClusterFormed,
-    ClusterImage,
-    ControllerChanged,
-    ImageBuilder,
-    TopicChanged,
-    TopicRemoved,
-)
+from levada.core.cluster.image import BrokerImage, ClusterImage, ImageBuilder
+from levada.core.cluster.isr import AlterPartition
+from levada.core.cluster.registration import ShutDownBroker, may_stop
+from levada.core.cluster.topics import AbandonCreations, abandon_creations
 from levada.errors import ErrorCode, KafkaError
 from levada.logs import EventLog
-from levada.metadata.store import (
-    ABSENT,
-    CompareAndSet,
-    ConflictError,
-    Lease,
-    LeaseLostError,
-    MetadataStore,
-    MetadataUpdate,
-    StoreError,
-)
+from levada.metadata.store import MetadataStore, StoreError
 from levada.model import Requester
+
+__all__ = ["Controller", "Decision", "new_topic_id"]
 
 log = EventLog(__name__)
 
-ATTEMPTS_MAX: Final = 20
-RESERVED_IDS: Final = (UUID(int=0), UUID(int=1))  # Kafka's "no id" and its metadata topic
-
-
-class Decision(NamedTuple):
-    """The results of some commands: an error or None for each, and the image after the successful ones."""
-
-    image: ClusterImage
-    errors: list[KafkaError | None]
+CONTROLLED_SHUTDOWN_S: Final = 15.0  # as Kafka's retries: until then leaders are moved to other brokers
 
 
 class Controller:
@@ -61,40 +41,50 @@ class Controller:
         store: MetadataStore,
         on_image: Callable[[ClusterImage], None],
         applied: Callable[[Iterable[str]], Awaitable[None]],
+        settings: Callable[[], Settings] = Settings,
+        on_epoch: Callable[[int | None], None] = lambda _: None,
     ) -> None:
-        self.image = ClusterImage()
+        """`on_epoch` is called with each broker epoch of this broker, and with None when its session is lost."""
         self._store = store
-        self._on_image = on_image
         self._applied = applied  # waits until the partitions of these topics agree with the image
-        self._versions: dict[str, int] = {}  # of every record in the image
+        self._updates = ImageUpdates(on_image)
+        self._commits = Commits(store, self._updates)
+        self._registration = Registration(store, self._updates, self._commits, on_epoch)
+        self._duties = ControllerDuties(store, self._updates, self._commits, settings)
         self._lock = asyncio.Lock()
-        self._pending: list[MetadataUpdate] | None = []  # received during the start
-        self._lease: Lease | None = None  # held while this process is the only one with this broker id
+        self._has_failed = False  # whether the last command may have left something
+        self._broker_id: int
 
-    async def start(self, broker: BrokerImage, cluster_id: str | None = None) -> None:
+    @property
+    def image(self) -> ClusterImage:
+        """The newest image."""
+        return self._updates.image
+
+    @property
+    def broker_epoch(self) -> int | None:
+        """The epoch in which this broker is registered; None while it is not."""
+        return self._registration.epoch
+
+    async def start(self, broker: BrokerImage, cluster_id: str | None = None, *, unclean: bool = False) -> None:
         """Read the store, create the cluster if the store is new, and register this broker.
 
-        `cluster_id` is that of the log dirs, if they have one.
+        `cluster_id` is that of the log dirs, if they have one. `unclean` says that they may have lost what was written.
         """
+        self._broker_id = broker.id
         try:
-            snapshot = await self._store.open(self._on_change)
-            self._lease = await self._store.acquire(f"/brokers/{broker.id}", self._lease_lost)
-            if self._lease is None:
-                raise KafkaError(
-                    ErrorCode.DUPLICATE_BROKER_REGISTRATION,
-                    f"another broker with node.id {broker.id} is running",
-                )
-            self._update_image(snapshot)
+            self._updates.open(await self._store.open(self._updates.receive))
             _check_cluster(self.image, cluster_id)
-            self._apply(snapshot)
+            await self._registration.register(broker, unclean=unclean)
         except StoreError as error:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         except ValueError as error:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"metadata cannot be read: {error}") from error
-        pending, self._pending = self._pending, None
-        for update in pending or ():
-            self._apply(update)
-        await self._execute(lambda image: _registration(image, broker))
+        self._updates.publish()
+        await self._duties.start(broker.id)
+
+    async def recovered(self) -> None:
+        """Record that the logs of this broker are recovered: it may be elected."""
+        await self._registration.recovered()
 
     async def submit(self, command: Command) -> ClusterImage:
         """Execute a command; return its image, which this broker has applied."""
@@ -106,108 +96,93 @@ class Controller:
     async def submit_all(
         self, commands: Sequence[Command], *, validate_only: bool = False, requester: Requester | None = None
     ) -> Decision:
-        """Execute commands in order in one commit; each can fail alone. With `validate_only` nothing is committed.
+        """Execute commands in order, in one commit if they fit; each can fail alone.
 
-        Committed changes are logged with the client that requested them; None is this broker itself.
+        With `validate_only` nothing is committed. Committed changes are logged with the client that requested them;
+        None is this broker itself.
         """
         if validate_only:
-            return (await asyncio.to_thread(_decide_all, self.image, commands))[0]
-        decision, former, changes = await self._commit_all(commands)
-        await log_changes(former, changes, requester)
-        topics = [change.topic.name for change in changes if isinstance(change, TopicChanged)]
-        await self._applied(topics + [change.name for change in changes if isinstance(change, TopicRemoved)])
+            return await asyncio.to_thread(_validate, self.image, commands)
+        former = self.image
+        decision = await self._execute(commands)
+        await log_changes(former, decision.image, decision.changes, requester)
+        await self._applied(_topics(decision.changes))
         return decision
 
     async def commit(self, command: Command) -> None:
         """Execute a command without waiting until this broker has applied it."""
-        decision, _, _ = await self._commit_all([command])
+        decision = await self._execute([command])
         if decision.errors[0] is not None:
             raise decision.errors[0]
 
-    async def _commit_all(self, commands: Sequence[Command]) -> tuple[Decision, ClusterImage, list[Change]]:
-        """Execute commands; return their results, the image that they were decided on, and the changes."""
-        decision, former = Decision(self.image, []), self.image
+    async def alter_partitions(self, commands: Sequence[AlterPartition]) -> list[KafkaError | None]:
+        """Execute ISR changes of partitions that this broker leads, beside other commands."""
+        registration = self._registration
+        decision = await self._commits.execute(commands, registration.creator, registration.lease)
+        return decision.errors
 
-        def decided(image: ClusterImage) -> list[Change]:
-            nonlocal decision, former
-            former = image
-            decision, changes = _decide_all(image, commands)
-            return changes
+    async def _execute(self, commands: Sequence[Command]) -> Decision:
+        registration = self._registration
+        async with self._lock:
+            if self._has_failed:
+                await self._abandon_creations()
+            self._has_failed = True
+            decision = await self._commits.execute(commands, registration.creator, registration.lease)
+            if any(decision.errors):
+                await self._abandon_creations()
+            self._has_failed = False
+            return decision
 
-        changes = await self._execute(decided)
-        return decision, former, changes
+    async def _abandon_creations(self) -> None:
+        """Remove what a command has begun to create in several commits and could not complete."""
+        registration = self._registration
+        if abandon_creations(self.image, registration.creator):
+            await self._commits.execute([AbandonCreations()], registration.creator, registration.lease)
+
+    async def shut_down(self) -> None:
+        """Let the controller move leaders to other brokers; returns when that is done, or takes too long."""
+        epoch = self.broker_epoch
+        if epoch is None or not self.image.brokers.keys() - {self._broker_id}:
+            return
+        try:
+            await self.commit(ShutDownBroker(self._broker_id, epoch))
+            async with asyncio.timeout(CONTROLLED_SHUTDOWN_S):
+                while not may_stop(self.image, self._broker_id):
+                    await self._updates.changed()
+        except (KafkaError, TimeoutError) as error:
+            log.warning("controlled shutdown is not complete, leaders are elected later", error=str(error))
 
     async def stop(self) -> None:
         """Close the store."""
+        await self._registration.stop()
+        await self._duties.stop()
         await self._store.close()
-
-    async def _execute(self, decided: Callable[[ClusterImage], list[Change]]) -> list[Change]:
-        """Commit changes, which a thread decides: those of ten thousand partitions take a while."""
-        async with self._lock:
-            for _ in range(ATTEMPTS_MAX):
-                image = self.image
-                changes = await asyncio.to_thread(decided, image)
-                if self.image is not image:
-                    continue  # another broker has changed it, and `_versions` with it
-                if not changes:
-                    return changes
-                try:
-                    await self._commit(changes)
-                except ConflictError:
-                    continue
-                except LeaseLostError as error:
-                    raise KafkaError(ErrorCode.NOT_CONTROLLER, str(error)) from error
-                except StoreError as error:
-                    raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-                return changes
-        raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "other brokers kept changing the same metadata")
-
-    async def _commit(self, changes: list[Change]) -> None:
-        values = dict(map(metadata_records.encode, changes))  # the last of several changes of a record
-        writes = [CompareAndSet(key, value, self._versions.get(key, ABSENT)) for key, value in values.items()]
-        await self._store.commit(writes, self._lease)
-
-    def _lease_lost(self) -> None:
-        log.error("lease lost, another process has taken it over; no more metadata changes are accepted")
-
-    def _on_change(self, update: MetadataUpdate) -> None:
-        """Apply a change of the store, or keep it until the lease and the cluster id are checked."""
-        if self._pending is None:
-            self._apply(update)
-        else:
-            self._pending.append(update)
-
-    def _apply(self, update: MetadataUpdate) -> None:
-        self._update_image(update)
-        self._on_image(self.image)
-
-    def _update_image(self, update: MetadataUpdate) -> None:
-        if update.snapshot:
-            self._versions.clear()
-        for record in update.records:
-            if record.value is None:
-                self._versions.pop(record.key, None)
-            else:
-                self._versions[record.key] = record.version
-        former = ClusterImage() if update.snapshot else self.image
-        changes = (metadata_records.decode(record.key, record.value) for record in update.records)
-        self.image = former.apply([change for change in changes if change is not None], update.revision)
+        self._updates.close()
 
 
-def _decide_all(image: ClusterImage, commands: Sequence[Command]) -> tuple[Decision, list[Change]]:
-    errors: list[KafkaError | None] = []
-    changes: list[Change] = []
+def _validate(image: ClusterImage, commands: Sequence[Command]) -> Decision:
     builder = ImageBuilder(image)
+    decision = Decision(image)
     for command in commands:
         try:
-            decided = decide(builder.image, command)
+            changes = decide(builder.image, command)
         except KafkaError as error:
-            errors.append(error.without_traceback())
+            decision.errors.append(error.without_traceback())
             continue
-        errors.append(None)
-        changes += decided
-        builder.apply(decided)
-    return Decision(builder.image, errors), changes
+        decision.errors.append(None)
+        builder.apply(changes)
+    decision.image = builder.image
+    return decision
+
+
+def _topics(changes: Iterable[Change]) -> list[str]:
+    """The topics that changes concern."""
+    names: dict[str, None] = {}
+    for change in changes:
+        match change:
+            case TopicChanged(name) | TopicRemoved(name) | TopicConfigsChanged(name) | PartitionChanged(name):
+                names[name] = None
+    return list(names)
 
 
 def _check_cluster(image: ClusterImage, cluster_id: str | None) -> None:
@@ -219,28 +194,3 @@ def _check_cluster(image: ClusterImage, cluster_id: str | None) -> None:
     else:
         why = "its metadata is missing; restore it, or move the log dirs away to start a new cluster"
     raise KafkaError(ErrorCode.INCONSISTENT_CLUSTER_ID, f"the log dirs belong to cluster {cluster_id}: {why}")
-
-
-def _registration(image: ClusterImage, broker: BrokerImage) -> list[Change]:
-    # The revision is greater than at any earlier registration, so the epoch is new.
-    changes: list[Change] = [
-        BrokerChanged(replace(broker, epoch=image.revision + 1)),
-        ControllerChanged(broker.id),
-    ]
-    if not image.cluster_id:
-        changes.insert(0, ClusterFormed(new_cluster_id()))
-    return changes
-
-
-def new_topic_id() -> UUID:
-    """Return a random topic id."""
-    while True:
-        found = uuid4()
-        # Its text form must not start with a dash, which Kafka's tools would parse as an option.
-        if found not in RESERVED_IDS and not base64.urlsafe_b64encode(found.bytes).startswith(b"-"):
-            return found
-
-
-def new_cluster_id() -> str:
-    """Return a random cluster id in Kafka's form."""
-    return base64.urlsafe_b64encode(new_topic_id().bytes).rstrip(b"=").decode()

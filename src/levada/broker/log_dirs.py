@@ -117,6 +117,11 @@ class LogDirs:
         """The cluster of the log dirs; None if all are new."""
         return next((log_dir.cluster_id for log_dir in self._dirs if log_dir.cluster_id), None)
 
+    @property
+    def may_lack_messages(self) -> bool:
+        """Whether logs may lack messages that were acknowledged: the page cache was lost, or nobody knows."""
+        return self.hold_partitions and any(log_dir.may_lack_messages for log_dir in self._dirs)
+
     def join(self, cluster_id: str) -> None:
         """Assign new log dirs to the cluster; LogDirError if one belongs to another."""
         for log_dir in self._dirs:

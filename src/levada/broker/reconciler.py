@@ -222,6 +222,7 @@ class Reconciler:
                 if partition.log.config is not config:
                     partition.configure(config)
                 partition.in_sync_replicas = len(state.isr)
+                partition.set_leader_epoch(state.leader_epoch)
             elif state.leader == self._broker.node_id and not self._is_recovering(name, index):
                 request = self._log_dirs.locate(topic, index, config)
                 if request is not None:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from levada.config.cleaner import CleanerSettings
+from levada.config.cluster import ClusterSettings
 from levada.config.groups import GroupSettings
 from levada.config.listeners import ListenerSettings
+from levada.config.metadata import MetadataSettings
 from levada.config.settings import INT_MAX, Long, Setting, Strings, declared, section, setting, updated
 from levada.config.topic import DAY_MS, TopicConfig, TopicDefaults
 from levada.config.transactions import TransactionSettings
@@ -27,6 +29,8 @@ class BrokerConfig:
     cleaner: CleanerSettings = section(CleanerSettings)
 
     node_id: int = setting(1, "The id of this broker.", minimum=0, aliases=("broker.id",))
+    metadata: MetadataSettings = section(MetadataSettings)
+    cluster: ClusterSettings = section(ClusterSettings)
     broker_rack: str | None = setting(None, "The rack of this broker.")
     listeners: ListenerSettings = section(ListenerSettings)
     levada_log_format: str = setting("text", "The format of log lines.", choices=("text", "json"))
@@ -115,6 +119,7 @@ class BrokerConfig:
                 static[known] = text
         config = updated(BrokerConfig(static=static), BROKER_SETTINGS, static)
         config.listeners.check()
+        config.metadata.check()
         dirs = config.log_dirs
         if not dirs or "" in dirs or len(set(dirs)) < len(dirs):
             raise BROKER_SETTINGS["log.dirs"].invalid("one or more directories, each named once")

@@ -27,11 +27,11 @@ IGNORED: Final = {
     "sasl.": "SASL is not available yet, and no listener uses it",
     "security.": "only PLAINTEXT is available yet",
     "delegation.token.": "delegation tokens are not available",
-    "zookeeper.": "this node keeps its metadata in a file of its own",
+    "zookeeper.": "it is not available",
     "process.roles": "every Levada node is broker and controller",
     "controller.": "one node needs no quorum",
     "controlled.shutdown.enable": "every shutdown is controlled",
-    "metadata.": "metadata is kept in a file of its own",
+    "metadata.": "there is no metadata quorum, but a file or ZooKeeper",
     "broker.": "one node needs no heartbeat",
     "inter.broker.listener.name": "there is one node",
     "num.network.threads": "one thread serves the network",
@@ -63,7 +63,6 @@ IGNORED: Final = {
     "replica.": "there is one node",
     "replication.": "there is one node",
     "num.replica.": "there is one node",
-    "auto.leader.rebalance.enable": "there is one node",
     "alter.": "policies and replication throttling are not available",
     "create.topic.policy.class.name": "Java classes cannot be loaded",
     "principal.builder.class": "Java classes cannot be loaded",
@@ -91,8 +90,8 @@ IGNORED: Final = {
     "cordoned.log.dirs": "partitions go to the emptiest log dir",
     "follower.": "there is one node",
     "leader.": "there is one node",
-    "unclean.leader.election.interval.ms": "there is one node",
-    "initial.broker.registration.timeout.ms": "there is one node",
+    "unclean.leader.election.interval.ms": "leaders are elected when the metadata changes",
+    "initial.broker.registration.timeout.ms": "a start waits for the session of the former process",
     "max.request.partition.size.limit": "a DescribeTopicPartitions response has at most 2,000 partitions",
     "producer.id.expiration.check.interval.ms": "producer ids expire with the retention check",
     "server.max.startup.time.ms": "the start has no time limit",
@@ -107,6 +106,8 @@ def unknown_setting(name: str, text: str, known: Mapping[str, object]) -> str:
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name}: there is no such setting{hint}")
     if name == "authorizer.class.name" and text.strip():
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name}: access control is not available yet")
+    if name == "zookeeper.ssl.client.enable" and text.strip().lower() == "true":
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name}: TLS to ZooKeeper is not available yet")
     why = ignored_because(name)
     return f"{name} has no effect: {why}" if why else f"{name} is not a setting and has no effect{hint}"
 

@@ -39,6 +39,7 @@ class ConfigType(IntEnum):
 
 Long: TypeAlias = Annotated[int, ConfigType.LONG]
 Short: TypeAlias = Annotated[int, ConfigType.SHORT]
+Password: TypeAlias = Annotated[str, ConfigType.PASSWORD]
 Strings: TypeAlias = tuple[str, ...]
 
 LONG_MAX: Final = (1 << 63) - 1

@@ -1,122 +1,140 @@
 """A metadata store in one SQLite file: no server, crash safe, shared by the broker processes of one host.
 
-One thread owns the connection, so that the loop never waits for an fsync. Every commit appends to a table of changes,
-whose row id is the revision. Every process reads its change stream from that table; `PRAGMA data_version` is a cheap
-check for writes of other processes.
+One thread owns the connection, so that the loop never waits for an fsync. Between operations it polls for changes and
+dead sessions of other processes: often while there are other sessions, else only to notice a new one.
 """
 
 import asyncio
 import os
+import queue
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from typing import Final, TypeVar
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any, Final, TypeVar
 
 from levada.clock import Clock
+from levada.core.cluster.migration import migrated
 from levada.logs import EventLog
-from levada.metadata.leases import Leases
-from levada.metadata.store import (
-    ABSENT,
-    CompareAndSet,
-    ConflictError,
-    Lease,
-    LeaseLostError,
-    MetadataRecord,
-    MetadataUpdate,
-    StoreError,
-)
+from levada.metadata.database import Database
+from levada.metadata.sessions import Sessions
+from levada.metadata.store import Lease, MetadataRecord, MetadataUpdate, StoreError, Write, check_writes
 
 log = EventLog(__name__)
 
 Result = TypeVar("Result")
 
-FORMAT_VERSION: Final = 1
-POLL_S: Final = 0.25  # the delay of changes of other processes
-BUSY_TIMEOUT_S: Final = 10.0  # the longest lock of another process
-CHANGES_KEPT: Final = 1_000  # a process further behind reads a snapshot
-
-SCHEMA: Final = (
-    "CREATE TABLE IF NOT EXISTS rows"
-    " (key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE IF NOT EXISTS changes (revision INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL, value BLOB)",
-    "CREATE TABLE IF NOT EXISTS leases"
-    " (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, heartbeat REAL NOT NULL) WITHOUT ROWID",
-    f"PRAGMA user_version = {FORMAT_VERSION}",
-)
+SESSION_TIMEOUT_S: Final = 10.0
+POLL_S: Final = 0.02  # the delay of changes of other processes
+POLL_ALONE_S: Final = 0.25  # the delay of the first other session
+COMMIT_BYTES_MAX: Final = 256 << 20
 
 
 class SqliteStore:
-    """A MetadataStore in a file; runs every operation in one thread."""
+    """A MetadataStore in a file."""
 
-    def __init__(self, path: str, clock: Clock) -> None:
+    commit_bytes_max = COMMIT_BYTES_MAX
+    dead_session_timeout_s = 0.0  # `acquire` ends dead sessions
+
+    def __init__(self, path: str, clock: Clock, session_timeout_s: float = SESSION_TIMEOUT_S) -> None:
         self._path = path
         self._clock = clock
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="metadata")
-        self._database: _Database | None = None  # used by the thread only
-        self._timer: asyncio.TimerHandle | None = None  # of the next poll for changes of other processes
+        self._session_timeout_s = session_timeout_s
+        self._loop: asyncio.AbstractEventLoop
+        self._opened: _OpenedStore | None = None  # used by the thread only
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="metadata", daemon=True)
         self._closed = False
 
     async def open(self, on_change: Callable[[MetadataUpdate], None]) -> MetadataUpdate:
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
 
         def opened() -> MetadataUpdate:
-            self._database = _Database(
-                self._path, self._clock, lambda update: loop.call_soon_threadsafe(on_change, update)
-            )
-            return self._database.open()
+            database = Database(self._path, lambda update: loop.call_soon_threadsafe(on_change, update))
+            self._opened = _OpenedStore(database, Sessions(database, self._clock, self._session_timeout_s))
+            return self._opened.open()
 
-        snapshot = await self._run(opened)
-        self._timer = loop.call_later(POLL_S, self._poll)
-        return snapshot
+        self._thread.start()
+        return await self._in_thread(opened)
 
-    async def commit(self, writes: Sequence[CompareAndSet], lease: Lease | None = None) -> int:
-        return await self._run(lambda: self._opened.commit(writes, lease))
+    async def commit(self, writes: Sequence[Write], lease: Lease | None = None) -> int:
+        check_writes(writes, COMMIT_BYTES_MAX)
+        return await self._in_thread(lambda: self._store.commit(writes, lease))
 
-    async def acquire(self, name: str, on_lost: Callable[[], None]) -> Lease | None:
-        loop = asyncio.get_running_loop()
-        return await self._run(lambda: self._opened.leases.acquire(name, lambda: loop.call_soon_threadsafe(on_lost)))
+    async def acquire(self, name: str, value: bytes, on_lost: Callable[[], None]) -> Lease | None:
+        loop = self._loop
+
+        def lost() -> None:
+            loop.call_soon_threadsafe(on_lost)
+
+        return await self._in_thread(lambda: self._store.acquire(name, value, lost))
 
     async def release(self, lease: Lease) -> None:
-        await self._run(lambda: self._opened.leases.release(lease))
+        await self._in_thread(lambda: self._store.release(lease))
 
     async def close(self) -> None:
-        """Release all leases and stop; a second call has no effect."""
         if self._closed:
             return
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._database is not None:
-            await self._run(self._database.close)
-        self._thread.shutdown()
+        if self._thread.is_alive():
+            try:
+                if self._opened is not None:
+                    await self._in_thread(self._opened.close)
+            finally:
+                self._jobs.put(None)
+                self._thread.join()
 
     @property
-    def _opened(self) -> "_Database":
-        assert self._database is not None, "the store is not open"
-        return self._database
+    def _store(self) -> "_OpenedStore":
+        assert self._opened is not None, "the store is not open"
+        return self._opened
 
-    async def _run(self, function: Callable[[], Result]) -> Result:
+    async def _in_thread(self, function: Callable[[], Result]) -> Result:
         """Run a function in the thread; SQLite's errors become StoreErrors."""
+        loop, future = self._loop, self._loop.create_future()
+
+        def job() -> None:
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = function()
+            except (sqlite3.Error, OSError) as cause:
+                error = StoreError(f"metadata store {self._path}: {cause}")
+                error.__cause__ = cause
+            except Exception as cause:  # noqa: BLE001 (the caller gets it)
+                error = cause
+            loop.call_soon_threadsafe(_finish, future, result, error)
+
+        self._jobs.put(job)
+        found: Result = await future
+        return found
+
+    def _run(self) -> None:
+        """Run jobs, and polls between them."""
+        poll_at = time.monotonic() + POLL_ALONE_S
+        while True:
+            try:
+                job = self._jobs.get(timeout=max(poll_at - time.monotonic(), 0))
+            except queue.Empty:
+                job = _nothing
+            if job is None:
+                return
+            job()
+            if time.monotonic() >= poll_at:
+                poll_at = time.monotonic() + self._poll()
+
+    def _poll(self) -> float:
+        """Poll for what other processes have done; return the interval until the next poll."""
+        if self._closed or self._opened is None:
+            return POLL_ALONE_S
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+            return self._opened.poll()
         except (sqlite3.Error, OSError) as error:
-            raise StoreError(f"metadata store {self._path}: {error}") from error
-
-    def _poll(self) -> None:
-        """Poll for changes of other processes, and schedule the next poll."""
-        loop = asyncio.get_running_loop()
-
-        def again(done: asyncio.Future[None]) -> None:
-            error = None if done.cancelled() else done.exception()
-            if error is not None:
-                log.error("metadata store cannot be read", path=self._path, error=str(error))
-            if not self._closed:
-                self._timer = loop.call_later(POLL_S, self._poll)
-
-        loop.run_in_executor(self._thread, self._opened.poll).add_done_callback(again)
+            log.error("metadata store cannot be read", path=self._path, error=str(error))
+            return POLL_ALONE_S
 
 
 def read_closed_store(path: str) -> list[MetadataRecord]:
@@ -129,110 +147,76 @@ def read_closed_store(path: str) -> list[MetadataRecord]:
                     shutil.copyfile(path + suffix, copy + suffix)
             with closing(sqlite3.connect(copy)) as connection:
                 rows = connection.execute("SELECT key, value, version FROM rows ORDER BY key").fetchall()
+                (version,) = connection.execute("PRAGMA user_version").fetchone()
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"metadata store {path}: {error}") from error
+    if version == 1:
+        return [
+            MetadataRecord(key, value, 1) for key, value in migrated({key: value for key, value, _ in rows}).items()
+        ]
     return [MetadataRecord(*row) for row in rows]
 
 
-class _Database:
-    """The SQLite connection; used in the thread of the store only."""
+class _OpenedStore:
+    """The operations of the store, in its thread."""
 
-    def __init__(self, path: str, clock: Clock, on_change: Callable[[MetadataUpdate], object]) -> None:
-        self._path = path
-        self._on_change = on_change
-        self._revision = 0  # the last one passed to on_change
-        self._data_version = 0  # of the last poll
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        self._connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
-        self.leases = Leases(self._connection, path, clock)
+    def __init__(self, database: Database, sessions: Sessions) -> None:
+        self._database = database
+        self._sessions = sessions
 
     def open(self) -> MetadataUpdate:
-        """Create the tables unless they exist, and return a snapshot."""
-        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        if version > FORMAT_VERSION:
-            raise StoreError(
-                f"metadata store {self._path} has format {version}; this Levada reads up to {FORMAT_VERSION}"
-            )
-        if version < FORMAT_VERSION:
-            self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = FULL")
-        (result,) = self._connection.execute("PRAGMA integrity_check(1)").fetchone()
-        if result != "ok":
-            raise StoreError(f"metadata store {self._path} is corrupt, restore it from a backup: {result}")
-        if version < FORMAT_VERSION:
-            with self._transaction():
-                for statement in SCHEMA:
-                    self._connection.execute(statement)
-        return self._snapshot()
+        self._database.open()
+        self._sessions.refresh()
+        self._sessions.end_dead_sessions()
+        self._database.has_changed()
+        return self._database.snapshot()
+
+    def commit(self, writes: Sequence[Write], lease: Lease | None) -> int:
+        try:
+            with self._database.transaction():
+                if lease is not None:
+                    self._sessions.check(lease)
+                leases = self._sessions.names()
+                for write in writes:
+                    if write.key in leases:
+                        raise ValueError(f"{write.key} is a lease")
+                    self._database.apply(write)
+        finally:
+            self._database.publish()  # after a conflict too: a retry needs the records of the other process
+        return self._database.revision
+
+    def acquire(self, name: str, value: bytes, on_lost: Callable[[], object]) -> Lease | None:
+        lease = self._sessions.acquire(name, value, on_lost)
+        self._database.publish()
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        self._sessions.release(lease)
+        self._database.publish()
+
+    def poll(self) -> float:
+        has_changed = self._database.has_changed()
+        if has_changed:
+            self._sessions.refresh()
+        if self._sessions.end_dead_sessions() or has_changed:
+            self._database.publish()
+        return POLL_S if self._sessions.has_others else POLL_ALONE_S
 
     def close(self) -> None:
-        self.leases.release_all()
-        self._connection.close()
-
-    def commit(self, writes: Sequence[CompareAndSet], lease: Lease | None) -> int:
         try:
-            with self._transaction():
-                if lease is not None and not self.leases.is_held(lease):
-                    raise LeaseLostError(f"the lease {lease.name} has another holder")
-                for write in writes:
-                    self._write(write)
+            self._sessions.close()
         finally:
-            self._publish_changes()  # after a conflict too: a retry needs the records of the other process
-        return self._revision
+            self._database.close()
 
-    def poll(self) -> None:
-        """Renew the heartbeats of leases and publish the changes of other processes."""
-        self.leases.heartbeat()
-        (data_version,) = self._connection.execute("PRAGMA data_version").fetchone()
-        if data_version != self._data_version:
-            self._data_version = data_version
-            self._publish_changes()
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
+def _finish(future: "asyncio.Future[Any]", result: object, error: BaseException | None) -> None:
+    if future.done():
+        return  # the caller was cancelled
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
 
-    def _write(self, write: CompareAndSet) -> None:
-        key, value, version = write
-        execute = self._connection.execute
-        found = execute("SELECT version FROM rows WHERE key = ?", (key,)).fetchone()
-        if (found[0] if found else ABSENT) != version:
-            raise ConflictError(key)
-        revision = execute("INSERT INTO changes (key, value) VALUES (?, ?)", (key, value)).lastrowid
-        assert revision is not None
-        if value is None:
-            execute("DELETE FROM rows WHERE key = ?", (key,))
-        else:
-            execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", (key, value, revision))
-        execute("DELETE FROM changes WHERE revision <= ?", (revision - CHANGES_KEPT,))
 
-    def _publish_changes(self) -> None:
-        """Pass the changes since the last call to on_change, before the result of a commit reaches the loop."""
-        changed = self._connection.execute(
-            "SELECT revision, key, value FROM changes WHERE revision > ? ORDER BY revision", (self._revision,)
-        ).fetchall()
-        if not changed:
-            return
-        if changed[0][0] == self._revision + 1:
-            self._revision = changed[-1][0]
-            records = [MetadataRecord(key, value, revision) for revision, key, value in changed]
-            self._on_change(MetadataUpdate(self._revision, records))
-        else:
-            self._on_change(self._snapshot())
-
-    def _snapshot(self) -> MetadataUpdate:
-        self._connection.execute("BEGIN")  # so that records and revision are consistent
-        try:
-            records = self._connection.execute("SELECT key, value, version FROM rows ORDER BY key").fetchall()
-            (revision,) = self._connection.execute("SELECT coalesce(max(revision), 0) FROM changes").fetchone()
-        finally:
-            self._connection.execute("COMMIT")
-        self._revision = revision
-        return MetadataUpdate(revision, [MetadataRecord(*record) for record in records], snapshot=True)
+def _nothing() -> None:
+    """The job of a poll."""

@@ -440,6 +440,13 @@ class LogDir:
                     _log.error("checkpoint cannot be read", file=self._path(name), error=self.unreadable[name])
             return {}
 
+    @property
+    def may_lack_messages(self) -> bool:
+        """Whether the ends of logs may be lost: this start follows an unclean shutdown of the machine."""
+        return not (self.was_clean and not self._unclean) and (
+            self.power_lost or RECOVERY_POINTS_FILE in self.unreadable
+        )
+
     def _compare_boot_id(self) -> None:
         """Find out whether the page cache survived since the last start."""
         try:

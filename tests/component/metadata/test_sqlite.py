@@ -1,31 +1,25 @@
-"""The SQLite store: atomic and ordered writes of several processes, clear errors."""
+"""The SQLite store: sessions of processes, files of other formats, clear errors, the controller on it."""
 
 import asyncio
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
-import textwrap
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from tests.support.stores import SESSION_TIMEOUT_S, StoreProcess, subscribers
 
 from levada.broker.controller import Controller, new_topic_id
 from levada.core.cluster.controller import PRODUCER_ID_BLOCK, AllocateProducerIds, CreateTopic, DeleteTopic
 from levada.core.cluster.image import BrokerImage, ClusterImage
 from levada.errors import ErrorCode, KafkaError
-from levada.metadata import leases, sqlite
+from levada.metadata import database
 from levada.metadata.sqlite import SqliteStore
 from levada.metadata.store import (
     ABSENT,
     CompareAndSet,
-    ConflictError,
     LeaseLostError,
     MetadataUpdate,
     StoreError,
@@ -45,44 +39,6 @@ class ManualClock:
         return self.seconds
 
 
-class Subscriber:
-    """A store and the records of its change stream."""
-
-    def __init__(self, path: Path, clock: ManualClock | None = None) -> None:
-        self.store = SqliteStore(str(path), clock or ManualClock())
-        self.records: dict[str, tuple[bytes, int]] = {}
-        self.revisions: list[int] = []
-        self.snapshots = 0
-        self.changed = asyncio.Event()
-
-    async def open(self) -> "Subscriber":
-        self.on_change(await self.store.open(self.on_change))
-        return self
-
-    def on_change(self, update: MetadataUpdate) -> None:
-        if update.snapshot:
-            self.records.clear()
-            self.snapshots += 1
-        for key, value, version in update.records:
-            if value is None:
-                self.records.pop(key, None)
-            else:
-                self.records[key] = value, version
-        self.revisions.append(update.revision)
-        self.changed.set()
-
-    def write(self, key: str, value: bytes | None) -> CompareAndSet:
-        return CompareAndSet(key, value, self.records.get(key, (b"", ABSENT))[1])
-
-    def counted_to_twenty(self) -> bool:
-        return self.records["/count"][0] == b"20"
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        while not holds():
-            self.changed.clear()
-            await asyncio.wait_for(self.changed.wait(), 20)
-
-
 def on_a_loop(test: Callable[[Path], Awaitable[None]]) -> Callable[[Path], None]:
     """A test that is a coroutine."""
 
@@ -98,185 +54,101 @@ async def _awaited(test: Awaitable[None]) -> None:
 
 
 @on_a_loop
-async def test_writes_are_there_at_once_and_after_a_restart(tmp_path: Path) -> None:
-    first = await Subscriber(tmp_path / "m.db").open()
-    revision = await first.store.commit([first.write("/a", b"1"), first.write("/b", b"2")])
-    assert {key: value for key, (value, _) in first.records.items()} == {"/a": b"1", "/b": b"2"}
-    await first.store.commit([first.write("/a", None)])
-    await first.store.close()
-    second = await Subscriber(tmp_path / "m.db").open()
-    assert {key: value for key, (value, _) in second.records.items()} == {"/b": b"2"}
-    assert second.revisions[0] > revision
-    await second.store.close()
-    await second.store.close()
-
-
-@on_a_loop
-async def test_a_commit_with_one_stale_version_changes_nothing(tmp_path: Path) -> None:
-    store = await Subscriber(tmp_path / "m.db").open()
-    await store.store.commit([store.write("/a", b"1")])
-    before = dict(store.records)
-    for writes in (
-        [CompareAndSet("/b", b"x", ABSENT), CompareAndSet("/a", b"x", ABSENT)],
-        [CompareAndSet("/b", b"x", ABSENT), CompareAndSet("/a", b"x", 99)],
-        [CompareAndSet("/b", b"x", 5)],
-        [CompareAndSet("/b", None, 5)],
-    ):
-        with pytest.raises(ConflictError):
-            await store.store.commit(writes)
-    assert store.records == before
-    await store.store.close()
-
-
-@on_a_loop
-async def test_two_stores_see_one_order_of_changes(tmp_path: Path) -> None:
-    """Both write to the same row and try again after a conflict: no write is lost, and both end with the same rows."""
+async def test_a_store_that_is_far_behind_reads_everything_again(tmp_path: Path) -> None:
     path = tmp_path / "m.db"
-    stores = [await Subscriber(path).open(), await Subscriber(path).open()]
-
-    async def count_up(subscriber: Subscriber) -> None:
-        for _ in range(10):
-            while True:
-                value = int(subscriber.records.get("/count", (b"0", 0))[0]) + 1
-                try:
-                    await subscriber.store.commit([subscriber.write("/count", b"%d" % value)])
-                    break
-                except ConflictError:
-                    continue
-
-    await asyncio.gather(*map(count_up, stores))
-    for subscriber in stores:
-        await subscriber.until(subscriber.counted_to_twenty)
-        assert subscriber.revisions == sorted(subscriber.revisions)
-    assert stores[0].records == stores[1].records
-    for subscriber in stores:
-        await subscriber.store.close()
+    async with subscribers(f"sqlite:{path}", 2) as [slow, fast]:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("INSERT INTO changes VALUES (?, '/gone', NULL)", (database.CHANGES_KEPT * 2,))
+        await fast.set("/a", b"1")
+        await slow.until(lambda: "/a" in slow.records)
+        assert slow.snapshots > 1 and slow.records == fast.records
 
 
 @on_a_loop
-async def test_who_is_far_behind_reads_everything_again(tmp_path: Path) -> None:
-    path = tmp_path / "m.db"
-    slow, fast = await Subscriber(path).open(), await Subscriber(path).open()
-    with closing(sqlite3.connect(path)) as database, database:
-        database.execute("INSERT INTO changes VALUES (?, '/gone', NULL)", (sqlite.CHANGES_KEPT * 2,))
-    await fast.store.commit([CompareAndSet("/a", b"1", ABSENT)])
-    await slow.until(lambda: "/a" in slow.records)
-    assert slow.snapshots > 1 and slow.records == fast.records
-    await slow.store.close()
-    await fast.store.close()
-
-
-operations = st.lists(
-    st.lists(
-        st.tuples(st.sampled_from("abc"), st.none() | st.binary(max_size=3)),
-        max_size=3,
-        unique_by=lambda x: x[0],
-    ),
-    max_size=5,
-)
-
-
-@settings(deadline=None, max_examples=25)
-@given(operations)
-def test_the_store_is_a_table(
-    tmp_path_factory: pytest.TempPathFactory, commits: list[list[tuple[str, bytes | None]]]
-) -> None:
-    async def run() -> None:
-        path = tmp_path_factory.mktemp("store") / "m.db"
-        subscriber = await Subscriber(path).open()
-        model: dict[str, bytes] = {}
-        for commit in commits:
-            await subscriber.store.commit([subscriber.write(key, value) for key, value in commit])
-            for key, value in commit:
-                model.pop(key, None)
-                if value is not None:
-                    model[key] = value
-            assert {key: value for key, (value, _) in subscriber.records.items()} == model
-        await subscriber.store.close()
-        again = await Subscriber(path).open()
-        assert again.records == subscriber.records
-        await again.store.close()
-
-    asyncio.run(run())
+async def test_a_paused_holder_loses_its_lease_after_the_session_timeout(tmp_path: Path) -> None:
+    place, paused_clock, clock = f"sqlite:{tmp_path}/m.db", ManualClock(), ManualClock()
+    async with subscribers(place, clock=paused_clock) as [paused], subscribers(place, clock=clock) as [other]:
+        lease = await paused.acquire("/controller")
+        clock.seconds += SESSION_TIMEOUT_S - 1
+        assert await other.acquire("/controller") is None
+        clock.seconds += 2
+        taken = await other.acquire("/controller")
+        assert lease is not None and taken is not None and taken.epoch > lease.epoch
+        with pytest.raises(LeaseLostError):
+            await paused.store.commit([CompareAndSet("/a", b"late", ABSENT)], lease)
+        await other.store.commit([CompareAndSet("/a", b"mine", ABSENT)], taken)
+        paused_clock.seconds = clock.seconds
+        await paused.until(lambda: paused.lost == ["/controller"])
 
 
 @on_a_loop
-async def test_a_lease_has_one_holder_until_it_is_given_back(tmp_path: Path) -> None:
-    path = tmp_path / "m.db"
-    one, two = await Subscriber(path).open(), await Subscriber(path).open()
-    lease = await one.store.acquire("/brokers/1", pytest.fail)
-    assert lease is not None and lease.epoch == 1
-    assert await two.store.acquire("/brokers/1", pytest.fail) is None
-    assert await two.store.acquire("/brokers/2", pytest.fail) is not None
-    await one.store.release(lease)
-    later = await two.store.acquire("/brokers/1", pytest.fail)
-    assert later is not None and later.epoch == 2
-    with pytest.raises(LeaseLostError):
-        await one.store.commit([CompareAndSet("/a", b"1", ABSENT)], lease)
-    await two.store.commit([CompareAndSet("/a", b"1", ABSENT)], later)
-    await one.store.close()
-    await two.store.close()
-    three = await Subscriber(path).open()
-    assert await three.store.acquire("/brokers/1", pytest.fail) is not None
-    await three.store.close()
+async def test_a_process_that_was_paused_alone_loses_its_lease_too(tmp_path: Path) -> None:
+    """Nobody has noticed, but somebody could have: it does not act on the lease, and acquires it again."""
+    clock = ManualClock()
+    async with subscribers(f"sqlite:{tmp_path}/m.db", clock=clock, session_timeout_s=1) as [one]:
+        lease = await one.acquire("/controller")
+        clock.seconds += 1
+        await one.until(lambda: one.lost == ["/controller"] and "/controller" not in one.values)
+        again = await one.acquire("/controller")
+        assert lease is not None and again is not None and again.epoch > lease.epoch
 
 
 @on_a_loop
-async def test_a_holder_that_sleeps_loses_its_lease_and_learns_of_it(tmp_path: Path) -> None:
-    path = tmp_path / "m.db"
-    sleeper_clock, clock = ManualClock(), ManualClock()
-    sleeper, other = await Subscriber(path, sleeper_clock).open(), await Subscriber(path, clock).open()
-    lost = asyncio.Event()
-    lease = await sleeper.store.acquire("/controller", lost.set)
-    clock.seconds += leases.STALE_S - 1
-    assert await other.store.acquire("/controller", pytest.fail) is None
-    clock.seconds += 2
-    taken = await other.store.acquire("/controller", pytest.fail)
-    assert lease is not None and taken is not None and taken.epoch > lease.epoch
-    with pytest.raises(LeaseLostError):
-        await sleeper.store.commit([CompareAndSet("/a", b"late", ABSENT)], lease)
-    await other.store.commit([CompareAndSet("/a", b"mine", ABSENT)], taken)
-    sleeper_clock.seconds = clock.seconds
-    await asyncio.wait_for(lost.wait(), 20)
-    await sleeper.store.close()
-    await other.store.close()
-
-
-HOLDER = textwrap.dedent("""
-    import asyncio, sys
-    from levada.clock import SystemClock
-    from levada.metadata.sqlite import SqliteStore
-    from levada.metadata.store import CompareAndSet
-
-    async def main():
-        store = SqliteStore(sys.argv[1], SystemClock())
-        await store.open(lambda news: None)
-        assert await store.acquire("/brokers/1", lambda: None)
-        for number in range(1, 1_000_000):
-            await store.commit([CompareAndSet(f"/{number}/a", b"x", 0), CompareAndSet(f"/{number}/b", b"x", 0)])
-            print(number, flush=True)
-
-    asyncio.run(main())
-""")
+async def test_heartbeats_do_not_write_to_the_database(tmp_path: Path) -> None:
+    """They would wake all other processes, wait for their transactions, and cost an fsync."""
+    place = f"sqlite:{tmp_path}/m.db"
+    async with subscribers(place, session_timeout_s=0.5) as [one]:
+        assert await one.acquire("/ids/1") is not None
+        with closing(sqlite3.connect(tmp_path / "m.db", isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")  # which no other process can write through
+            (file,) = (tmp_path / "m.db.sessions").iterdir()
+            seen = set[bytes]()
+            while len(seen) < 10:  # longer than the session timeout
+                seen.add(file.read_bytes())
+                await asyncio.sleep(0.01)
+        assert not one.lost
+        await one.set("/a", b"1")
 
 
 @on_a_loop
-async def test_a_killed_process_loses_no_commit_and_keeps_no_lease(tmp_path: Path) -> None:
+async def test_a_session_whose_file_is_removed_ends(tmp_path: Path) -> None:
+    place = f"sqlite:{tmp_path}/m.db"
+    async with subscribers(place, 2) as [one, other]:
+        assert await one.acquire("/ids/1") is not None
+        (file,) = (tmp_path / "m.db.sessions").iterdir()
+        file.unlink()
+        await one.until(lambda: one.lost == ["/ids/1"] and "/ids/1" not in one.values)
+        assert await other.acquire("/ids/1") is not None
+
+
+@on_a_loop
+async def test_processes_create_one_file_at_once(tmp_path: Path) -> None:
+    place = f"sqlite:{tmp_path}/m.db"
+    processes = [StoreProcess(place, SESSION_TIMEOUT_S) for _ in range(3)]
+    async with AsyncExitStack() as stack:
+        for process in processes:
+            await stack.enter_async_context(process)
+        leases = await asyncio.gather(*[process.run("acquire", "/controller", "x") for process in processes])
+        assert sum(lease is not None for lease in leases) == 1
+
+
+@on_a_loop
+async def test_a_file_of_format_1_is_converted(tmp_path: Path) -> None:
     path = tmp_path / "m.db"
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for _ in range(20):
-        process.stdout.readline()
-    process.send_signal(signal.SIGKILL)
-    printed = [int(line) for line in process.stdout.read().split()]
-    process.stdout.close()
-    process.wait()
-    subscriber = await Subscriber(path).open()
-    kept = set(subscriber.records)
-    assert all(f"/{number}/a" in kept for number in range(1, (printed or [20])[-1] + 1))
-    assert {key[:-1] for key in kept if key.endswith("a")} == {key[:-1] for key in kept if key.endswith("b")}
-    assert await subscriber.store.acquire("/brokers/1", pytest.fail) is not None
-    await subscriber.store.close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE rows (key TEXT PRIMARY KEY, value BLOB, version INTEGER) WITHOUT ROWID")
+        connection.execute("CREATE TABLE changes (revision INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, value BLOB)")
+        connection.execute("CREATE TABLE leases (name TEXT PRIMARY KEY, epoch INTEGER, heartbeat REAL) WITHOUT ROWID")
+        connection.execute("INSERT INTO changes VALUES (7, '/a', X'31')")
+        connection.execute("INSERT INTO rows VALUES ('/a', X'31', 7)")
+        connection.execute("INSERT INTO leases VALUES ('/brokers/1', 3, 5.0)")
+        connection.execute("PRAGMA user_version = 1")
+    (tmp_path / "m.db.brokers-1.lock").touch()
+    async with subscribers(f"sqlite:{path}") as [one]:
+        assert one.records == {"/a": (b"1", 7)}
+        assert await one.acquire("/brokers/1") is not None
+        await one.set("/a", b"2")
+    assert not list(tmp_path.glob("*.lock"))
 
 
 @pytest.mark.parametrize(
@@ -298,10 +170,10 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path, content: bytes) -> No
 @on_a_loop
 async def test_a_file_of_a_later_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.db"
-    with closing(sqlite3.connect(path)) as database, database:
-        database.execute(f"PRAGMA user_version = {sqlite.FORMAT_VERSION + 1}")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"PRAGMA user_version = {database.FORMAT_VERSION + 1}")
     store = SqliteStore(str(path), ManualClock())
-    with pytest.raises(StoreError, match="format 2"):
+    with pytest.raises(StoreError, match="format 3"):
         await store.open(lambda news: None)
     await store.close()
 

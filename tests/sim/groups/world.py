@@ -19,10 +19,11 @@ from tests.sim.groups.members import ClassicMember, Flavour, Member
 from tests.sim.groups.offset_clients import Keeper, OffsetClient, Operator, Reader, Transactor, Txn
 from tests.sim.groups.offset_model import OffsetModel, Operation, Taken
 from tests.sim.seeds import Invariant, Violation, replayable
+from tests.support.clusters import topic_records
 
 from levada.broker.coordinator.groups import OFFSETS_TOPIC
 from levada.broker.coordinator.transactions import TRANSACTIONS_TOPIC
-from levada.core.cluster.image import TopicChanged, TopicImage, TopicRemoved
+from levada.core.cluster.changes import TopicRemoved
 from levada.core.groups.machine import GroupsMachine
 from levada.core.groups.offsets import CommitRequest
 from levada.errors import KafkaError
@@ -161,15 +162,13 @@ class GroupWorld(EventWorld):
             return
         topics = self.image.topics
         if "extra" not in topics:
-            topic = TopicImage("extra", UUID(int=next(self.ids) + 1_000), (HELD_HERE,) * 2)
+            changes = topic_records("extra", UUID(int=next(self.ids) + 1_000), (HELD_HERE,) * 2)
         elif self.random.random() < 0.5 and len(topics["bills"].partitions) < 4:
             bills = topics["bills"]
-            topic = TopicImage("bills", bills.id, (*bills.partitions, HELD_HERE))
+            changes = topic_records("bills", bills.id, (*bills.partitions, HELD_HERE))
         else:
-            self.image = self.image.apply([TopicRemoved("extra")])
-            self.broker.follow(self.image)
-            return
-        self.image = self.image.apply([TopicChanged(topic)])
+            changes = [TopicRemoved("extra")]
+        self.image = self.image.apply(changes)
         self.broker.follow(self.image)
 
     # Members.

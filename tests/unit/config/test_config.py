@@ -211,7 +211,7 @@ def test_old_names_are_read_and_give_way_to_new_ones() -> None:
     [
         ("num.io.threads", "has no effect: one thread serves requests"),
         ("ssl.keystore.location", "TLS is not available yet"),
-        ("zookeeper.connect", "a file of its own"),
+        ("zookeeper.ssl.truststore.location", "has no effect"),
         ("log.segmnt.bytes", "did you mean log.segment.bytes?"),
         ("my.plugin.setting", "is not a setting and has no effect"),
     ],
@@ -249,6 +249,13 @@ def test_an_unknown_setting_is_a_warning_with_the_reason(name: str, words: str) 
         ("advertised.listeners", "PLAINTEXT://0.0.0.0:1", "no address that clients can connect to"),
         ("log.segment.bytes", "large", "not a whole number"),
         ("node.id", "-5", "less than the minimum"),
+        ("zookeeper.connect", "localhost:2181,", "host:port,host:port/path"),
+        ("zookeeper.connect", "http://localhost:2181", "host:port,host:port/path"),
+        ("zookeeper.connect", "localhost:2181/a/../b", "host:port,host:port/path"),
+        ("zookeeper.connect", "localhost:2181/a//b", "host:port,host:port/path"),
+        ("zookeeper.set.acl", "true", "needs levada.zookeeper.credentials"),
+        ("zookeeper.ssl.client.enable", "true", "TLS to ZooKeeper is not available"),
+        ("levada.zookeeper.credentials", "secret", "user:password"),
     ],
 )
 def test_settings_that_weaken_security_or_break_a_broker_prevent_its_start(name: str, text: str, words: str) -> None:
@@ -256,6 +263,32 @@ def test_settings_that_weaken_security_or_break_a_broker_prevent_its_start(name:
         BrokerConfig.load({name: text})
     assert caught.value.code == ErrorCode.INVALID_CONFIG
     assert words in caught.value.detail
+
+
+@pytest.mark.parametrize(
+    ("connect", "hosts", "root"),
+    [
+        ("", "", ""),
+        ("zk1", "zk1:2181", ""),
+        ("zk1:2182,zk2/", "zk1:2182,zk2:2181", ""),
+        ("[::1],[::1]:2182/a/b-c", "[::1]:2181,[::1]:2182", "/a/b-c"),
+    ],
+)
+def test_zookeeper_connect_has_servers_and_a_path(connect: str, hosts: str, root: str) -> None:
+    metadata = load(zookeeper_connect=connect).metadata
+    assert (metadata.zookeeper_hosts if connect else "", metadata.zookeeper_root) == (hosts, root)
+
+
+def test_metadata_is_in_zookeeper_or_in_a_file() -> None:
+    with pytest.raises(KafkaError, match="kept in ZooKeeper"):
+        load(zookeeper_connect="localhost", levada_metadata_file="a.db")
+
+
+def test_credentials_are_not_shown() -> None:
+    with pytest.raises(KafkaError) as caught:
+        load(levada_zookeeper_credentials="secret")
+    assert "secret" not in caught.value.detail
+    assert BROKER_SETTINGS["levada.zookeeper.credentials"].sensitive
 
 
 def test_listeners_have_names_protocols_and_advertised_addresses() -> None:

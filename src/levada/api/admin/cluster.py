@@ -4,7 +4,7 @@ Any broker responds from its metadata image. Without access control every operat
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -17,7 +17,7 @@ from levada.broker.controller import new_topic_id
 from levada.broker.coordinator.runtime import CoordinatorRuntime
 from levada.core.cluster import topic_names
 from levada.core.cluster.controller import Command, CreateTopic, find_topic
-from levada.core.cluster.image import TopicImage
+from levada.core.cluster.image import BrokerImage, TopicImage
 from levada.errors import ErrorCode, KafkaError
 from levada.model import NO_LEADER
 from levada.wire.schema.lazy_imports import lazy_imports
@@ -134,7 +134,7 @@ def _metadata(context: RequestContext, request: "metadata_v13.MetadataRequest") 
         throttle_time=UNTHROTTLED,
         brokers=tuple(
             response.MetadataResponseBroker(node_id=node_id, host=host, port=port, rack=rack)
-            for node_id, host, port, rack in _brokers(context)
+            for node_id, host, port, rack in _brokers(context, image.brokers)
         ),
         cluster_id=image.cluster_id,
         controller_id=image.controller_id,
@@ -146,11 +146,11 @@ def _metadata(context: RequestContext, request: "metadata_v13.MetadataRequest") 
     )
 
 
-def _brokers(context: RequestContext) -> list[tuple[int, str, int, str | None]]:
-    """(id, host, port, rack) of the brokers that have the listener of this connection."""
+def _brokers(context: RequestContext, brokers: Mapping[int, BrokerImage]) -> list[tuple[int, str, int, str | None]]:
+    """(id, host, port, rack) of those brokers that have the listener of this connection."""
     return [
         (broker.id, endpoint.host, endpoint.port, broker.rack)
-        for broker in context.broker.image.brokers.values()
+        for broker in brokers.values()
         for endpoint in broker.endpoints
         if endpoint.listener == context.listener
     ]
@@ -188,7 +188,8 @@ def _cached(broker: Broker, topic: TopicImage, offline: tuple[Any, ...]) -> Any 
 def _offline(broker: Broker) -> tuple[Any, ...]:
     """What all leaders depend on: the live brokers, and what is offline here."""
     log_dirs = broker.log_dirs
-    return tuple(broker.image.brokers), tuple(log_dirs.offline), len(log_dirs.offline_logs)
+    epochs = tuple((node_id, alive.epoch) for node_id, alive in broker.image.brokers.items())
+    return epochs, tuple(log_dirs.offline), len(log_dirs.offline_logs)
 
 
 def _requested_topic(context: RequestContext, name: str | None, topic_id: UUID | None) -> Any:
@@ -227,7 +228,9 @@ def _state(context: RequestContext, topic: TopicImage, index: int) -> dict[str, 
     """The fields of a partition that Metadata and DescribeTopicPartitions share."""
     broker, state = context.broker, topic.partitions[index]
     offline = _offline_replicas(context, topic, index)
-    available = state.leader != NO_LEADER and state.leader not in offline
+    alive = broker.image.brokers.get(state.leader)
+    # A leader that has restarted waits for its election.
+    available = alive is not None and alive.epoch == state.leader_broker_epoch and state.leader not in offline
     if state.leader == broker.node_id:
         available = available and (topic.name, index) in broker.partitions  # otherwise its log is being opened
     return {
@@ -325,7 +328,7 @@ def _page(context: RequestContext, name: str, first: int, room: int) -> Any:
 def describe_cluster(
     context: RequestContext, request: "describe_cluster_v2.DescribeClusterRequest"
 ) -> "describe_cluster_v2.DescribeClusterResponse":
-    """Return the brokers. v1 adds endpoint types (KIP-919), v2 fenced brokers (KIP-1073)."""
+    """Return the brokers. v1 adds endpoint types (KIP-919), v2 fenced brokers, which are not alive (KIP-1073)."""
     if request.endpoint_type == CONTROLLER_ENDPOINTS:
         raise KafkaError(
             ErrorCode.MISMATCHED_ENDPOINT_TYPE,
@@ -342,8 +345,12 @@ def describe_cluster(
         cluster_id=image.cluster_id,
         controller_id=image.controller_id,
         brokers=tuple(
-            response.DescribeClusterBroker(broker_id=node_id, host=host, port=port, rack=rack, is_fenced=False)
-            for node_id, host, port, rack in _brokers(context)
+            response.DescribeClusterBroker(
+                broker_id=node_id, host=host, port=port, rack=rack, is_fenced=node_id not in image.brokers
+            )
+            for node_id, host, port, rack in _brokers(
+                context, image.registered if request.include_fenced_brokers else image.brokers
+            )
         ),
         cluster_authorized_operations=(
             ALL_CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else AUTHORIZED_OPERATIONS_OMITTED
@@ -379,7 +386,8 @@ def _coordinators(
     context: RequestContext, request: "find_coordinator_v6.FindCoordinatorRequest"
 ) -> "find_coordinator_v6.FindCoordinatorResponse":
     response = find_coordinator_v6.response
-    here = next((broker for broker in _brokers(context) if broker[0] == context.broker.node_id), None)
+    brokers = _brokers(context, context.broker.image.brokers)
+    here = next((broker for broker in brokers if broker[0] == context.broker.node_id), None)
     coordinators = []
     for key in request.coordinator_keys:
         node_id, host, port, error = int(NO_LEADER), "", -1, ErrorCode.NONE

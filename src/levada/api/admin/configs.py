@@ -373,7 +373,7 @@ def _resource_type(broker: Broker, resource: Any) -> ResourceType:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.resource_type}")
     if name != CLUSTER_DEFAULT and not name.isdecimal():
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}")
-    if name not in (CLUSTER_DEFAULT, str(broker.node_id)):
+    if name != CLUSTER_DEFAULT and name not in map(str, broker.image.registered):
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
             f"Unexpected broker id, expected {broker.node_id}, but received {name}",
@@ -392,7 +392,7 @@ def list_config_resources(
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"Unknown resource types among {types}")
     image = context.broker.image
     names: dict[int, list[str]] = {
-        ResourceType.BROKER: [str(broker_id) for broker_id in image.brokers],
+        ResourceType.BROKER: [str(broker_id) for broker_id in image.registered],
         ResourceType.TOPIC: list(image.topics),
         ResourceType.GROUP: list(image.group_configs),
     }

@@ -320,6 +320,12 @@ class Partition:
         epoch, end_offset = self.log.epoch_end_offset(leader_epoch)
         return epoch, min(end_offset, self.high_watermark)
 
+    def set_leader_epoch(self, leader_epoch: int) -> None:
+        """Lead in a newer epoch, after an election."""
+        if leader_epoch > self.leader_epoch:
+            self.leader_epoch = leader_epoch
+            self.log.assign_epoch(leader_epoch)
+
     def check_leader_epoch(self, epoch: int) -> None:
         """A client with another leader epoch must refresh its metadata."""
         if epoch >= 0 and epoch != self.leader_epoch:

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from levada.cli.options import output_option
 from levada.cli.output import Output, emit, printable
 
 if TYPE_CHECKING:
-    from levada.core.cluster.image import Change
+    from levada.core.cluster.image import ClusterImage
     from levada.storage.disk import OsDisk
     from levada.storage.log_check import Finding, LogDirCheck, Topics
 
@@ -154,7 +154,7 @@ def _metadata_findings(checks: "list[LogDirCheck]") -> "Iterator[Finding]":
 
 def _partitions(checks: "list[LogDirCheck]") -> "Topics":
     """The partitions that the broker has in log dirs, from the metadata in the first data directory that has some."""
-    from levada.core.cluster.image import UNASSIGNED, TopicChanged
+    from levada.core.cluster.image import UNASSIGNED, ClusterImage
     from levada.core.cluster.metadata_records import decode
     from levada.core.cluster.topic_names import is_internal
     from levada.metadata.sqlite import read_closed_store
@@ -169,31 +169,31 @@ def _partitions(checks: "list[LogDirCheck]") -> "Topics":
                 changes = [decode(record.key, record.value) for record in read_closed_store(path)]
             except (StoreError, ValueError) as error:
                 raise CommandError(f"{path} cannot be read: {error}") from error
-            default = _default_cleanup_policy(changes, one.log_dir.owner)
+            image = ClusterImage().apply([change for change in changes if change is not None])
+            node_id = int(one.log_dir.owner or -1)
+            default = _default_cleanup_policy(image, node_id)
             return {
-                TopicPartition(change.topic.name, index): Assignment(
-                    change.topic.id,
+                TopicPartition(name, index): Assignment(
+                    topic.id,
                     assigned,
-                    is_internal(change.topic.name) or "compact" in change.topic.configs.get("cleanup.policy", default),
+                    is_internal(name) or "compact" in topic.configs.get("cleanup.policy", default),
                 )
-                for change in changes
-                if isinstance(change, TopicChanged)
-                for index, state in enumerate(change.topic.partitions)
-                if str(state.leader) == one.log_dir.owner
-                and (assigned := state.directory_of(state.leader)) != UNASSIGNED
+                for name, topic in image.topics.items()
+                for index, state in enumerate(topic.partitions)
+                if node_id in state.replicas and (assigned := state.directory_of(node_id)) != UNASSIGNED
             }
     return {}
 
 
-def _default_cleanup_policy(changes: "Sequence[Change | None]", node_id: str | None) -> str:
+def _default_cleanup_policy(image: "ClusterImage", node_id: int) -> str:
     """The cleanup.policy of topics without their own, as far as the metadata has it: the dynamic broker settings.
 
     A setting of the broker's start is not in there; the cleaner's checkpoint has the logs that were compacted by it.
     """
-    from levada.core.cluster.image import CLUSTER_DEFAULT, BrokerConfigsChanged
+    from levada.core.cluster.image import CLUSTER_DEFAULT
 
-    stored = {change.broker: change.configs for change in changes if isinstance(change, BrokerConfigsChanged)}
-    policies = [stored.get(name, {}).get("log.cleanup.policy") for name in (node_id or "", CLUSTER_DEFAULT)]
+    stored = image.broker_configs
+    policies = [stored.get(name, {}).get("log.cleanup.policy") for name in (str(node_id), CLUSTER_DEFAULT)]
     return next(filter(None, policies), "")
 
 

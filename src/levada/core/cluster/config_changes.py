@@ -4,7 +4,7 @@ Only overrides are stored. A value is checked before it is stored, not when it i
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -15,14 +15,14 @@ from levada.config.settings import ConfigType, Setting
 from levada.config.topic import TOPIC_SETTINGS, TopicConfig
 from levada.config.unused import UNUSED_SETTINGS
 from levada.core.cluster import topic_names
-from levada.core.cluster.image import (
-    CLUSTER_DEFAULT,
+from levada.core.cluster.changes import (
     BrokerConfigsChanged,
     Change,
-    ClusterImage,
     GroupConfigsChanged,
-    TopicChanged,
+    TopicConfigsChanged,
+    TopicUnchanged,
 )
+from levada.core.cluster.image import CLUSTER_DEFAULT, ClusterImage
 from levada.errors import ErrorCode, KafkaError
 
 
@@ -83,7 +83,7 @@ class IncrementalAlterConfigs:
 
 
 def alter_configs(image: ClusterImage, command: AlterConfigs | IncrementalAlterConfigs) -> list[Change]:
-    """Return the change that stores the new configs; none if they are the same."""
+    """Return the changes that store the new configs; none if they are the same."""
     former = _current(image, command.type, command.resource)
     if isinstance(command, AlterConfigs):
         configs = dict(command.configs)
@@ -91,8 +91,8 @@ def alter_configs(image: ClusterImage, command: AlterConfigs | IncrementalAlterC
         configs = _apply_changes(former, command.changes, SETTINGS[command.type])
     if command.type is ResourceType.TOPIC:
         configs = dict(internal_topic_configs(command.resource, configs))
-    change = _checked(image, command, configs)
-    return [] if configs == former else [change]
+    changes = _checked(command, configs)
+    return [] if configs == former else changes
 
 
 def internal_topic_configs(name: str, configs: Mapping[str, str]) -> Mapping[str, str]:
@@ -104,19 +104,18 @@ def internal_topic_configs(name: str, configs: Mapping[str, str]) -> Mapping[str
     return {**configs, CLEANUP_POLICY: COMPACT}
 
 
-def _checked(
-    image: ClusterImage, command: AlterConfigs | IncrementalAlterConfigs, configs: Mapping[str, str]
-) -> Change:
+def _checked(command: AlterConfigs | IncrementalAlterConfigs, configs: Mapping[str, str]) -> list[Change]:
+    resource = command.resource
     match command.type:
         case ResourceType.TOPIC:
             TopicConfig.check(configs)
-            return TopicChanged(replace(image.topics[command.resource], configs=configs))
+            return [TopicUnchanged(resource), TopicConfigsChanged(resource, configs)]
         case ResourceType.BROKER:
             _check_broker(configs)
-            return BrokerConfigsChanged(command.resource, configs)
+            return [BrokerConfigsChanged(resource, configs)]
         case ResourceType.GROUP:
             GroupConfig.build(command.group_defaults, configs)
-            return GroupConfigsChanged(command.resource, configs)
+            return [GroupConfigsChanged(resource, configs)]
 
 
 def _current(image: ClusterImage, type_: ResourceType, resource: str) -> Mapping[str, str]:
@@ -128,7 +127,7 @@ def _current(image: ClusterImage, type_: ResourceType, resource: str) -> Mapping
         return topic.configs
     if type_ is ResourceType.GROUP:
         return image.group_configs.get(resource, {})
-    if resource != CLUSTER_DEFAULT and resource not in map(str, image.brokers):
+    if resource != CLUSTER_DEFAULT and resource not in map(str, image.registered):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"No broker has the id {resource}.")
     return image.broker_configs.get(resource, {})
 

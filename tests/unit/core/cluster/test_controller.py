@@ -5,10 +5,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.support.clusters import cluster_of
 
+from levada.core.cluster.changes import Change
 from levada.core.cluster.config_changes import (
     AlterConfigs,
     ConfigChange,
@@ -26,7 +27,7 @@ from levada.core.cluster.controller import (
     DeleteTopic,
     decide,
 )
-from levada.core.cluster.image import UNASSIGNED, BrokerChanged, BrokerImage, Change, ClusterImage
+from levada.core.cluster.image import UNASSIGNED, ClusterImage
 from levada.errors import ErrorCode, KafkaError
 
 TOPIC, BROKER = ResourceType.TOPIC, ResourceType.BROKER
@@ -34,7 +35,7 @@ SET, DELETE, APPEND, SUBTRACT = Operation
 
 
 def cluster(brokers: int = 1) -> ClusterImage:
-    return ClusterImage().apply([BrokerChanged(BrokerImage(id_, ())) for id_ in range(1, brokers + 1)])
+    return cluster_of(dict.fromkeys(range(1, brokers + 1)))
 
 
 def after(image: ClusterImage, *commands: Command) -> ClusterImage:
@@ -104,19 +105,6 @@ def test_a_manual_assignment_is_kept_and_its_first_broker_leads() -> None:
         ((3, 1), (3, 1), 3),
         ((2, 3), (2, 3), 2),
     ]
-
-
-@given(st.integers(1, 6), st.integers(1, 40), st.integers(1, 6), st.integers(0, 2**128 - 1))
-def test_placement_spreads_leaders_and_replicas(brokers: int, count: int, factor: int, number: int) -> None:
-    """No broker leads or holds more than one partition above any other."""
-    factor = min(factor, brokers)
-    made = after(cluster(brokers), topic("a", number, partitions=count, replication_factor=factor)).topics["a"]
-    leads = dict.fromkeys(range(1, brokers + 1), 0)
-    for state in made.partitions:
-        assert len(set(state.replicas)) == factor
-        assert state.leader == state.replicas[0]
-        leads[state.leader] += 1
-    assert max(leads.values()) - min(leads.values()) <= 1
 
 
 def test_an_internal_topic_keeps_its_partitions() -> None:

@@ -1,7 +1,8 @@
 """Settings of groups as metadata records."""
 
 from levada.core.cluster import metadata_records as rows
-from levada.core.cluster.image import ClusterImage, GroupConfigsChanged
+from levada.core.cluster.changes import GroupConfigsChanged
+from levada.core.cluster.image import ClusterImage
 
 
 def test_settings_of_groups_are_rows_of_the_store() -> None:
